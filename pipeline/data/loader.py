@@ -1,0 +1,157 @@
+"""Training batches from MDS shards, in an order that depends on the seed and the global batch alone."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, TypedDict
+
+import torch
+from streaming import StreamingDataLoader, StreamingDataset
+from torch import Tensor
+
+from pipeline.model.tokenizer import CaptionTokenizer
+from pipeline.preprocess import Preprocess
+
+# The order of samples follows from this, not from the machines at hand: with 1, any number of ranks sees the same
+# global batches.
+_CANONICAL_NODES = 1
+
+
+class Batch(TypedDict):
+    """One micro-batch of one rank. `key` comes first: streaming counts samples by the first value of a batch.
+
+    key: int64 [n], equal for equal sample ids. pixel_values: float32 [n, 3, H, W]. input_ids: int64 [n, L], L the
+    longest caption of the batch. ids: the n sample ids as strings.
+    """
+
+    key: Tensor
+    pixel_values: Tensor
+    input_ids: Tensor
+    ids: list[str]
+
+
+def sample_key(sample_id: str) -> int:
+    """A stable 63-bit integer for a sample id, for comparing ids across ranks."""
+    return int.from_bytes(hashlib.blake2b(sample_id.encode(), digest_size=8).digest(), "big") >> 1
+
+
+class PairDataset(StreamingDataset):
+    """Pairs of one split: decoded pixels and one caption, drawn by (seed, epoch, id) where there are several.
+
+    Args:
+        split_dir: a folder of MDS shards.
+        preprocess: the image transform.
+        batch_size: pairs per rank and micro-batch; streaming's partition over ranks and workers depends on it.
+        seed: of the order and of the caption choice.
+    """
+
+    def __init__(self, split_dir: Path, preprocess: Preprocess, batch_size: int, seed: int) -> None:
+        super().__init__(
+            local=str(split_dir),
+            batch_size=batch_size,
+            shuffle=True,
+            shuffle_seed=seed,
+            num_canonical_nodes=_CANONICAL_NODES,
+        )
+        self.preprocess = preprocess
+        self.seed = seed
+        self.epoch = 0
+
+    def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
+        """One pair: id, pixels [3, H, W], caption."""
+        sample = super().get_item(sample_id, retry)
+        try:
+            pixels = self.preprocess.from_bytes(sample["image"])
+        except ValueError as error:
+            raise ValueError(f"sample '{sample['id']}': {error}; run `pipeline shards verify`") from error
+        captions: Sequence[str] = sample["captions"]
+        choice = random.Random(f"{self.seed}/{self.epoch}/{sample['id']}").randrange(len(captions))
+        return {"id": sample["id"], "pixels": pixels, "caption": captions[choice]}
+
+
+class Collate:
+    """Samples to a `Batch`."""
+
+    def __init__(self, tokenizer: CaptionTokenizer) -> None:
+        self.tokenizer = tokenizer
+
+    def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
+        ids = [sample["id"] for sample in samples]
+        return Batch(
+            key=torch.tensor([sample_key(i) for i in ids], dtype=torch.int64),
+            pixel_values=torch.stack([torch.from_numpy(sample["pixels"]) for sample in samples]),
+            input_ids=self.tokenizer([sample["caption"] for sample in samples]),
+            ids=ids,
+        )
+
+
+class TrainingData:
+    """The training split as an endless supply of epochs, resumable between any two batches.
+
+    Args:
+        split_dir: a folder of MDS shards.
+        preprocess, tokenizer: as the model needs them.
+        batch_size: pairs per rank and micro-batch.
+        world_size: ranks that share an epoch.
+        workers: loader processes of this rank; 0 loads in this process.
+        seed: of the order and of the caption choice.
+
+    Raises:
+        ValueError: the split has fewer pairs than one global micro-batch.
+    """
+
+    def __init__(
+        self,
+        split_dir: Path,
+        preprocess: Preprocess,
+        tokenizer: CaptionTokenizer,
+        *,
+        batch_size: int,
+        world_size: int,
+        workers: int,
+        seed: int,
+    ) -> None:
+        self.dataset = PairDataset(split_dir, preprocess, batch_size, seed)
+        self.batch_size = batch_size
+        self.world_size = world_size
+        self.num_pairs = int(self.dataset.num_samples)
+        if self.num_pairs < batch_size * world_size:
+            raise ValueError(
+                f"{split_dir} has {self.num_pairs} pairs, fewer than one batch of {batch_size * world_size}: "
+                "lower batch.size, or train on a larger split"
+            )
+        self.loader = StreamingDataLoader(
+            self.dataset,
+            batch_size=batch_size,
+            num_workers=workers,
+            collate_fn=Collate(tokenizer),
+            drop_last=True,
+            pin_memory=torch.cuda.is_available(),
+            worker_init_fn=_leave_signals_to_the_rank,
+        )
+
+    def __len__(self) -> int:
+        """Micro-batches of one epoch of one rank; a last partial one is dropped on all ranks alike."""
+        return len(self.dataset) // self.batch_size
+
+    def epoch(self, epoch: int, batches_done: int = 0) -> Iterator[Batch]:
+        """The batches of an epoch, without the first `batches_done` of each rank.
+
+        The position is always said outright: streaming's own count of epochs is wrong when a run goes on exactly at
+        the end of one.
+        """
+        self.dataset.epoch = epoch
+        done = batches_done * self.batch_size * self.world_size
+        state = self.dataset.state_dict(done, from_beginning=True)
+        self.dataset.load_state_dict({**state, "epoch": epoch})
+        return iter(self.loader)
+
+
+def _leave_signals_to_the_rank(worker: int) -> None:
+    """Ctrl-C and SIGTERM reach every process of the group; the rank decides what happens, its workers keep serving."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)

@@ -1,0 +1,71 @@
+"""`pipeline evaluate`: a model of any kind on a split of shards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from pipeline.evaluate.encode import Encoder, TorchEncoder, encode_split
+from pipeline.evaluate.recall import retrieval_metrics
+from shards.reader import ShardReader, resolve_set, split_dir
+from shards.report import Progress
+
+
+def evaluate_model(
+    model: str, folder: str, split: str, batch_size: int, runs: Path, progress: Callable[[Progress], None]
+) -> dict[str, Any]:
+    """Retrieval metrics, with what they were measured on, and `lines`, the same for a reader.
+
+    Args:
+        model: a bundle, a checkpoint, a run, or an open_clip NAME[:PRETRAINED].
+        folder: a set of shards, or its name under data/mds.
+        split: its split.
+        batch_size: pairs per forward pass.
+        runs: where runs are kept.
+        progress: called with the pictures done.
+    """
+    reader = ShardReader(split_dir(resolve_set(folder), split))
+    encoder, source = load_encoder(model, runs)
+    embeddings = encode_split(
+        encoder, reader, batch_size, progress=lambda done: progress(Progress(done, len(reader), 0))
+    )
+    metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
+    lines = [
+        f"{source} on {folder} {split}: {metrics['images']} images, {metrics['captions']} captions; "
+        "ties count against the model",
+        *(_line(name, metrics[key]) for name, key in (("text to image", "t2i"), ("image to text", "i2t"))),
+    ]
+    return {"model": source, "set": folder, "split": split, **metrics, "lines": lines}
+
+
+def load_encoder(model: str, runs: Path) -> tuple[Encoder, str]:
+    """What encodes, and its name in a table."""
+    if (Path(model) / "onnx").is_dir():
+        from export.runtime import Bundle
+
+        return Bundle(Path(model)), model
+    from pipeline.config import ModelConfig
+    from pipeline.model import build_model, load_checkpoint
+    from pipeline.model.tokenizer import CaptionTokenizer
+    from pipeline.preprocess import Preprocess
+
+    name, _, pretrained = model.partition(":")
+    if not Path(model).exists() and not (runs / model).exists() and _is_open_clip_name(name):
+        encoder, source = build_model(ModelConfig(name=name, pretrained=pretrained or None)).eval(), model
+    else:
+        encoder, meta = load_checkpoint(model, runs)
+        source = meta["path"]
+    preprocess = Preprocess.from_config(encoder.spec["preprocess_cfg"])
+    return TorchEncoder(encoder, preprocess, CaptionTokenizer(encoder.spec)), source
+
+
+def _is_open_clip_name(name: str) -> bool:
+    import open_clip
+
+    return name in open_clip.list_models()
+
+
+def _line(name: str, figures: dict[str, float]) -> str:
+    recalls = "  ".join(f"R@{k} {v:6.2f}" for k, v in figures.items() if k.isdigit())
+    return f"{name}: {recalls}  median rank {figures['median_rank']:.0f}"

@@ -1,0 +1,126 @@
+"""The dual encoder: one module whose forward gives everything that a training step needs."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+MAX_LOG_SCALE = math.log(100.0)  # CLIP's own bound on the inverse temperature
+
+
+class Features(NamedTuple):
+    """What a forward pass gives. A modality that was not passed in is None.
+
+    image_features: [B, D], L2-normalised. text_features: [B, D], L2-normalised.
+    logit_scale: [1], the inverse temperature s, exponentiated and at most 100.
+    """
+
+    image_features: Tensor | None
+    text_features: Tensor | None
+    logit_scale: Tensor
+
+
+class _BoundedAbove(torch.autograd.Function):
+    """min(x, bound) whose gradient is stopped only where it would push x further above the bound.
+
+    A plain clamp would never let x come back down; an in-place clamp after the step is undone by ZeRO's fp32 master
+    copy, which does not see it.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, bound: float) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.bound = bound
+        return x.clamp(max=bound)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (x,) = ctx.saved_tensors
+        (grad,) = grads
+        # Descent moves x by -grad, so a positive gradient brings it back.
+        return torch.where((x < ctx.bound) | (grad > 0), grad, torch.zeros_like(grad)), None
+
+
+class DualEncoder(nn.Module):
+    """An open_clip model behind a single `forward`.
+
+    Under ZeRO-3 only the engine's forward gathers parameters, so a step never calls the towers on their own.
+    Frozen modules and all batch norms stay in eval mode: what does not train must not drift.
+
+    Args:
+        clip: an open_clip `CustomTextCLIP`. Its scalar `logit_scale` is reshaped to [1], because ZeRO cannot
+            broadcast a parameter without dimensions.
+        spec: the open_clip configuration it was built from: {"model_cfg": ..., "preprocess_cfg": ...}.
+        context_length: tokens; captions are cut to this.
+    """
+
+    def __init__(self, clip: nn.Module, spec: dict[str, Any], context_length: int) -> None:
+        super().__init__()
+        assert isinstance(clip.logit_scale, Tensor)
+        clip.logit_scale = nn.Parameter(clip.logit_scale.detach().reshape(1))
+        self.clip = clip
+        self.spec = spec
+        self.context_length = context_length
+
+    def forward(self, pixel_values: Tensor | None = None, input_ids: Tensor | None = None) -> Features:
+        """Encode images [B, 3, H, W] and/or token ids [B, L]; the two batch sizes may differ."""
+        return Features(
+            image_features=None if pixel_values is None else self.encode_image(pixel_values),
+            text_features=None if input_ids is None else self.encode_text(input_ids),
+            logit_scale=self.logit_scale(),
+        )
+
+    def encode_image(self, pixel_values: Tensor) -> Tensor:
+        """Images [B, 3, H, W], preprocessed, to L2-normalised features [B, D]."""
+        return F.normalize(self.clip.visual(pixel_values), dim=-1)  # type: ignore[operator]
+
+    def encode_text(self, input_ids: Tensor) -> Tensor:
+        """Token ids [B, L], padded, L at most the context, to L2-normalised features [B, D]."""
+        return F.normalize(self.clip.text(input_ids), dim=-1)  # type: ignore[operator]
+
+    def logit_scale(self) -> Tensor:
+        """s = exp(log_scale), at most 100, shape [1], always fp32: bf16 would round 100 to 98.9 or 102."""
+        assert isinstance(self.clip.logit_scale, Tensor)
+        bounded: Tensor = _BoundedAbove.apply(self.clip.logit_scale.float(), MAX_LOG_SCALE)
+        return bounded.exp()
+
+    def train(self, mode: bool = True) -> DualEncoder:
+        """Train mode for what trains; frozen modules and batch norms stay in eval mode."""
+        super().train(mode)
+        if mode:
+            for module in self.modules():
+                frozen = all(not p.requires_grad for p in module.parameters()) and any(
+                    True for _ in module.parameters()
+                )
+                if frozen or isinstance(module, nn.modules.batchnorm._BatchNorm):
+                    module.eval()
+        return self
+
+    def encoder_state(self) -> dict[str, Tensor]:
+        """The weights under open_clip's own names and shapes (a scalar `logit_scale`)."""
+        state = dict(self.clip.state_dict())
+        state["logit_scale"] = state["logit_scale"].reshape(())
+        return state
+
+    def load_encoder_state(self, state: dict[str, Tensor]) -> None:
+        """Load weights in open_clip's names.
+
+        Raises:
+            ValueError: keys or shapes are not those of this model; names the first few.
+        """
+        state = dict(state)
+        if "logit_scale" in state:
+            state["logit_scale"] = state["logit_scale"].reshape(1)
+        own = self.clip.state_dict()
+        wrong = [k for k in own if k not in state] + [k for k in state if k not in own]
+        wrong += [k for k in own if k in state and own[k].shape != state[k].shape]
+        if wrong:
+            raise ValueError(
+                f"these weights do not fit the model: {len(wrong)} tensors are missing, unknown or of another shape, "
+                f"first {', '.join(sorted(wrong)[:3])}. Was the checkpoint written by a run of another model?"
+            )
+        self.clip.load_state_dict(state)

@@ -1,0 +1,86 @@
+"""Everything that a run needs, put together from its recipe."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Recipe
+from pipeline.data import TrainingData
+from pipeline.evaluate.encode import TorchEncoder
+from pipeline.model import DualEncoder, build_model
+from pipeline.model.checkpoint import load_weights
+from pipeline.model.freeze import set_trainable
+from pipeline.model.tokenizer import CaptionTokenizer
+from pipeline.objective import make_objective
+from pipeline.preprocess import Preprocess
+from pipeline.runs import Run, find_checkpoint
+from pipeline.train.distributed import Ranks
+from pipeline.train.engine import make_engine, micro_batch_size
+from pipeline.train.loop import StopRequest, Trainer
+from pipeline.train.optim import make_optimizer
+from shards.reader import ShardReader, resolve_set, split_dir
+from shards.verify import quick_check
+
+
+def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks, run: Run) -> Trainer:
+    """Check the shards, build model, optimizer, engine, data and objective.
+
+    Raises:
+        ValueError: anything in the recipe that does not fit the data, the model or the ranks.
+    """
+    micro_batch = micro_batch_size(recipe.batch, ranks.world_size)
+    train_dir, val_dir = _splits(recipe, ranks)
+    model, num_parameters = _model(recipe, ranks)
+    preprocess = Preprocess.from_config(model.spec["preprocess_cfg"])
+    tokenizer = CaptionTokenizer(model.spec)
+    data = TrainingData(
+        train_dir,
+        preprocess,
+        tokenizer,
+        batch_size=micro_batch,
+        world_size=ranks.world_size,
+        workers=recipe.data.workers,
+        seed=recipe.run.seed,
+    )
+    optimizer = make_optimizer(model.clip, recipe.optimizer)
+    engine = make_engine(model, optimizer, deepspeed_config, recipe.batch, micro_batch)
+    dtype = next(engine.module.parameters()).dtype
+    return Trainer(
+        recipe=recipe,
+        engine=engine,
+        objective=make_objective(recipe.objective.name, **recipe.objective.params()),
+        data=data,
+        encoder=TorchEncoder(engine, preprocess, tokenizer, ranks.device, dtype),
+        val=ShardReader(val_dir) if val_dir else None,
+        ranks=ranks,
+        run=run,
+        stop=StopRequest(),
+        num_parameters=num_parameters,
+    )
+
+
+def _splits(recipe: Recipe, ranks: Ranks) -> tuple[Path, Path | None]:
+    """The folders of the splits, checked once for all ranks."""
+
+    def find() -> tuple[Path, Path | None]:
+        folder = resolve_set(recipe.data.set)
+        splits = [split_dir(folder, s) for s in (recipe.data.train_split, recipe.data.val_split) if s is not None]
+        for split in splits:
+            quick_check(split)
+        return splits[0], splits[1] if len(splits) > 1 else None
+
+    return ranks.on_main(find)
+
+
+def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:
+    """The model with its starting weights, the same on every rank, and how many parameters train and are frozen."""
+    import torch
+
+    torch.manual_seed(recipe.run.seed)  # fresh layers are drawn alike on every rank
+    model = build_model(recipe.model)
+    if recipe.model.init is not None:
+        init = recipe.model.init
+        load_weights(model, ranks.on_main(lambda: find_checkpoint(init, Path(recipe.run.root))))
+    counts = set_trainable(model.clip, recipe.model.trainable)
+    return model.to(ranks.device), counts

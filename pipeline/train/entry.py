@@ -1,0 +1,155 @@
+"""From a recipe and a DeepSpeed config to a finished run. The launcher and `pipeline train` both come here."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import DEFAULT_RECIPE, Recipe, load_recipe, parse_recipe
+
+EXIT_BAD_INPUT = 2
+EXIT_STOPPED = 130  # what a shell reports for a program that Ctrl-C ended
+
+
+@dataclass
+class Launch:
+    """What the command line says. `recipe` is a name or path, `resume` is None, `auto`, a run or a checkpoint."""
+
+    config: str
+    recipe: str | None = None
+    overrides: Sequence[str] = field(default_factory=list)
+    resume: str | None = None
+
+
+def main(launch: Launch) -> int:
+    """Train, and turn what users get wrong into one line; gives the exit code."""
+    try:
+        return train(launch)
+    except (ValueError, OSError) as error:
+        if os.environ.get("PIPELINE_DEBUG"):
+            traceback.print_exc()
+        if int(os.environ.get("RANK", "0")) == 0:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+        return EXIT_BAD_INPUT
+
+
+def read_recipe(launch: Launch) -> Recipe:
+    """The recipe of this launch; going on with a run means going on with its recipe.
+
+    Raises:
+        ValueError: a resumed run and the command line disagree; names where.
+    """
+    from pipeline.runs import Run, find_checkpoint
+
+    if launch.resume in (None, "auto"):
+        return load_recipe(launch.recipe or DEFAULT_RECIPE, launch.overrides)
+    root = next((o.split("=", 1)[1] for o in launch.overrides if o.startswith("run.root=")), "runs")
+    run = Run(find_checkpoint(launch.resume, Path(root)).path.parent.parent)
+    stored = stored_recipe(run.path)
+    if launch.recipe is not None or launch.overrides:
+        check_same(stored, load_recipe(launch.recipe or stored.recipe, launch.overrides), run.path)
+    return stored
+
+
+def stored_recipe(run: Path) -> Recipe:
+    """The resolved recipe of a run."""
+    from omegaconf import OmegaConf
+
+    values = OmegaConf.to_container(OmegaConf.load(run / "recipe.yaml"))
+    assert isinstance(values, dict)
+    return parse_recipe(values, str(run / "recipe.yaml"))
+
+
+def check_same(stored: Recipe, given: Recipe, run: Path) -> None:
+    """A run goes on with the recipe it began with; only where it lives and how often it speaks may change."""
+    before, now = _flat(stored.model_dump()), _flat(given.model_dump())
+    different = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(_FREE)]
+    if different:
+        raise ValueError(
+            f"{run} was started with another recipe ({', '.join(f'{k}: {before.get(k)} then, {now.get(k)} now' for k in different[:4])}): "
+            "resume it without --recipe and --set, or start a new run"
+        )
+
+
+_FREE = ("run.root", "run.name", "run.log_every", "data.workers", "checkpoint.", "evaluate.")
+
+
+def train(launch: Launch) -> int:
+    """Build everything, train, close."""
+    from pipeline.train.engine import load_deepspeed_config, micro_batch_size
+
+    recipe = read_recipe(launch)
+    deepspeed_config = load_deepspeed_config(launch.config)
+    micro_batch_size(recipe.batch, int(os.environ.get("WORLD_SIZE", "1")))
+    from pipeline.train.distributed import distributed
+
+    with distributed() as ranks:
+        return _train(recipe, deepspeed_config, launch.resume, ranks)
+
+
+def _train(recipe: Recipe, deepspeed_config: dict[str, Any], resume: str | None, ranks: Any) -> int:
+    from pipeline.train.build import build_trainer
+    from pipeline.train.loop import Stopped
+    from pipeline.train.run_dir import describe_run, open_run, set_state
+
+    run, checkpoint = ranks.on_main(lambda: open_run(recipe, resume))
+    if resume == "auto" and (run.path / "recipe.yaml").is_file():
+        ranks.on_main(lambda: check_same(stored_recipe(run.path), recipe, run.path))
+    trainer = build_trainer(recipe, deepspeed_config, ranks, run)
+    if ranks.is_main:
+        (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        describe_run(run, recipe, deepspeed_config, ranks.world_size, str(ranks.device))
+        print(_opening(trainer, resume, checkpoint), flush=True)
+    if checkpoint is not None:
+        trainer.resume(checkpoint)
+    try:
+        trainer.fit()
+    except Stopped as stopped:
+        if ranks.is_main:
+            set_state(run, "stopped", step=trainer.step)
+            print(
+                f"stopped at step {trainer.step}; saved {stopped.checkpoint.path}; go on with --resume auto", flush=True
+            )
+        return EXIT_STOPPED
+    except BaseException:
+        if ranks.is_main:
+            set_state(run, "failed", step=trainer.step)
+        raise
+    if ranks.is_main:
+        set_state(run, "finished", step=trainer.step, val=trainer.last_metrics or None)
+        print(_closing(trainer), flush=True)
+    return 0
+
+
+def _opening(trainer: Any, resume: str | None, checkpoint: Any) -> str:
+    recipe, ranks = trainer.recipe, trainer.ranks
+    lines = [
+        f"{trainer.run.path}: recipe {recipe.recipe}, objective {recipe.objective.name} {recipe.objective.params() or ''}".rstrip(),
+        f"{trainer.data.num_pairs} pairs, {ranks.world_size} rank(s) on {ranks.device.type}, {trainer.total_steps} steps of "
+        f"{recipe.batch.size} pairs ({recipe.batch.size // recipe.batch.accumulate - 1} negatives per positive)",
+        f"{trainer.num_training / 1e6:.2f} M parameters train, {trainer.num_frozen / 1e6:.2f} M are frozen",
+    ]
+    if checkpoint is not None:
+        lines.append(f"going on from {checkpoint.path}")
+    elif resume == "auto":
+        lines.append("nothing to resume: starting from the beginning")
+    return "\n".join(lines)
+
+
+def _closing(trainer: Any) -> str:
+    return (
+        f"done: {trainer.step} steps, {trainer.epoch} epochs; weights in {trainer.run.latest().path}\n"
+        f"next: pipeline evaluate {trainer.run.path} {trainer.recipe.data.set}   or   pipeline export --onnx {trainer.run.path}"
+    )
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat

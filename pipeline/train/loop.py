@@ -1,0 +1,255 @@
+"""The training loop: batches in, steps, evaluation, checkpoints, a clean stop."""
+
+from __future__ import annotations
+
+import math
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.config import Recipe
+from pipeline.data import Batch, TrainingData, sample_key
+from pipeline.evaluate import Encoder, encode_split, retrieval_metrics
+from pipeline.runs import Checkpoint, Run, write_json
+from pipeline.train.checkpoint import load_zero_state, save_checkpoint
+from pipeline.train.distributed import Ranks
+from pipeline.train.log import RunLog, SilentLog
+from pipeline.train.optim import lr_factor
+from shards.reader import ShardReader
+
+
+class Stopped(Exception):  # noqa: N818 (not an error: the user asked for it)
+    """The run was asked to stop and has saved a checkpoint."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        super().__init__(str(checkpoint.path))
+        self.checkpoint = checkpoint
+
+
+class StopRequest:
+    """Remembers SIGINT and SIGTERM until the step is done. The launcher sends both, so further ones change nothing."""
+
+    def __init__(self) -> None:
+        self.asked = False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame: Any) -> None:
+        self.asked = True
+
+
+class Trainer:
+    """One run of one recipe on all ranks.
+
+    Args:
+        recipe: the experiment.
+        engine: the DeepSpeed engine around a `DualEncoder`.
+        objective: called with image features, text features, logit_scale and ids.
+        data: training batches of this rank.
+        encoder: the engine as an `Encoder`, for validation.
+        val: the validation split, or None.
+        ranks: all of them.
+        run: the run's folder.
+        stop: set by a signal.
+        num_parameters: how many train and how many are frozen.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        engine: Any,
+        objective: Any,
+        data: TrainingData,
+        encoder: Encoder,
+        val: ShardReader | None,
+        ranks: Ranks,
+        run: Run,
+        stop: StopRequest,
+        num_parameters: tuple[int, int],
+    ) -> None:
+        self.recipe = recipe
+        self.engine = engine
+        self.objective = objective
+        self.data = data
+        self.encoder = encoder
+        self.val = val
+        self.ranks = ranks
+        self.run = run
+        self.stop = stop
+        self.num_training, self.num_frozen = num_parameters
+        self.log: RunLog | SilentLog = SilentLog()
+        self.step = 0
+        self.epoch = 0  # epochs done
+        self.batches_done = 0  # micro-batches done in the current epoch
+        self.last_metrics: dict[str, Any] = {}
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps of one epoch; micro-batches left over at its end are not used."""
+        return len(self.data) // self.recipe.batch.accumulate
+
+    @property
+    def total_steps(self) -> int:
+        """Optimizer steps of the whole run."""
+        return self.steps_per_epoch * self.recipe.schedule.epochs
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint of this run."""
+        state = load_zero_state(self.engine, checkpoint, self.ranks)
+        self.step, self.epoch, self.batches_done = state["step"], state["epoch"], state["batches_done"]
+
+    def fit(self) -> None:
+        """Train to the end of the last epoch.
+
+        Raises:
+            Stopped: a signal asked for it; a checkpoint is saved.
+            ValueError: the loss is not finite; the ids of the batch are in the run's folder.
+        """
+        if self.ranks.is_main:
+            self.log = RunLog(self.run.path, self.total_steps, self.step)
+        try:
+            while self.epoch < self.recipe.schedule.epochs:
+                self._train_epoch()
+                self.epoch, self.batches_done = self.epoch + 1, 0
+                if self.val is not None and self.epoch % self.recipe.evaluate.every_epochs == 0:
+                    self._evaluate(self.val)
+                self.save()
+        finally:
+            self.log.close()
+
+    def save(self) -> Checkpoint:
+        """Write a checkpoint of where the run stands."""
+        state = {
+            "epoch": self.epoch,
+            "batches_done": self.batches_done,
+            "world_size": self.ranks.world_size,
+            "recipe": self.recipe.recipe,
+            "run": self.run.path.name,
+            "data_set": self.recipe.data.set,
+            "val": self.last_metrics or None,
+        }
+        return save_checkpoint(self.engine, self.run, self.ranks, self.step, state, self.recipe.checkpoint.keep)
+
+    def _train_epoch(self) -> None:
+        self.engine.train()
+        batches = self.data.epoch(self.epoch, self.batches_done)
+        steps_left = self.steps_per_epoch - self.batches_done // self.recipe.batch.accumulate
+        meter = _Meter(self.recipe.batch.size)
+        for _ in range(steps_left):
+            self._optimizer_step(batches, meter)
+            every = self.recipe.checkpoint.every_steps
+            if self.ranks.any(self.stop.asked):
+                raise Stopped(self.save())
+            if every and self.step % every == 0:
+                self.save()
+
+    def _optimizer_step(self, batches: Iterator[Batch], meter: _Meter) -> None:
+        accumulate = self.recipe.batch.accumulate
+        factor = lr_factor(self.step, self.total_steps, self.recipe.schedule)
+        for group in self.engine.optimizer.param_groups:
+            group["lr"] = group["peak_lr"] * factor
+        losses = []
+        for _ in range(accumulate):
+            with meter.waiting():
+                batch = next(batches)
+            losses.append(self._micro_batch(batch))
+            self.batches_done += 1
+        self.step += 1
+        meter.steps += 1
+        if self.step % self.recipe.run.log_every == 0 or self.step == self.total_steps:
+            self.log.step(
+                {
+                    "step": self.step,
+                    "epoch": self.epoch + 1,
+                    "loss": sum(losses) / accumulate,
+                    "logit_scale": float(self._logit_scale),
+                    "lr": self.recipe.optimizer.lr * factor,
+                    "grad_norm": float(self.engine.get_global_grad_norm() or 0.0),
+                    "negatives": self.recipe.batch.size // accumulate - 1,
+                    **meter.read(),
+                }
+            )
+
+    def _micro_batch(self, batch: Batch) -> float:
+        """Forward, backward and, at the end of an accumulation, the optimizer's step; gives the global loss."""
+        self._seed(self.step, self.batches_done)
+        device = self.ranks.device
+        pixels = batch["pixel_values"].to(device, self._dtype, non_blocking=True)
+        features = self.engine(pixel_values=pixels, input_ids=batch["input_ids"].to(device, non_blocking=True))
+        self._logit_scale: Tensor = features.logit_scale.detach()
+        loss: Tensor = self.objective(
+            features.image_features, features.text_features, features.logit_scale, ids=batch["key"].to(device)
+        )
+        value = loss.item()
+        if not math.isfinite(value):
+            self._dump_and_raise(value, batch)
+        self.engine.backward(loss)
+        self.engine.step()
+        return value
+
+    @property
+    def _dtype(self) -> torch.dtype:
+        return next(self.engine.module.parameters()).dtype
+
+    def _seed(self, step: int, micro_batch: int) -> None:
+        """Dropout depends on where the run stands, not on its history: a resumed run draws what it would have drawn."""
+        torch.manual_seed(sample_key(f"{self.recipe.run.seed}/{step}/{micro_batch}/{self.ranks.rank}"))
+
+    def _evaluate(self, val: ShardReader) -> None:
+        self.engine.eval()
+        embeddings = encode_split(self.encoder, val, self.recipe.evaluate.batch_size, self.ranks)
+        metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
+        self.last_metrics = {"step": self.step, "epoch": self.epoch, **metrics}
+        self.log.evaluation(self.last_metrics)
+        if self.ranks.is_main:
+            folder = self.run.path / "evaluations"
+            folder.mkdir(exist_ok=True)
+            write_json(folder / f"{self.recipe.data.val_split}-step-{self.step:08d}.json", self.last_metrics)
+
+    def _dump_and_raise(self, value: float, batch: Batch) -> None:
+        """The loss is the same on every rank, so every rank comes here."""
+        ids = self.ranks.gather(batch["ids"])
+        path: Path = self.run.path / "nonfinite.json"
+        if self.ranks.is_main:
+            scale = float(self._logit_scale)
+            write_json(path, {"step": self.step + 1, "loss": str(value), "logit_scale": scale, "ids_by_rank": ids})
+        raise ValueError(
+            f"the loss is {value} at step {self.step + 1}; the batch's ids are in {path}. "
+            "Look at those pairs, lower optimizer.lr, or resume from the last checkpoint"
+        )
+
+
+class _Meter:
+    """Pairs per second and the share of time spent waiting for data, since it was last read."""
+
+    def __init__(self, pairs_per_step: int) -> None:
+        self._pairs_per_step = pairs_per_step
+        self._began = time.monotonic()
+        self._waited = 0.0
+        self._wait_began = 0.0
+        self.steps = 0
+
+    def waiting(self) -> _Meter:
+        """Time inside the `with` is waiting for data."""
+        return self
+
+    def __enter__(self) -> None:
+        self._wait_began = time.monotonic()
+
+    def __exit__(self, *error: object) -> None:
+        self._waited += time.monotonic() - self._wait_began
+
+    def read(self) -> dict[str, float]:
+        """Figures since the last reading."""
+        seconds = max(time.monotonic() - self._began, 1e-9)
+        figures = {
+            "pairs_per_second": self._pairs_per_step * self.steps / seconds,
+            "data_wait": self._waited / seconds,
+        }
+        self._began, self._waited, self.steps = time.monotonic(), 0.0, 0
+        return figures

@@ -1,0 +1,54 @@
+"""AdamW's parameter groups, and the learning rate of every step."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from fnmatch import fnmatchcase
+
+import torch
+from torch import nn
+
+from pipeline.config import OptimizerConfig, ScheduleConfig
+
+
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+    """AdamW over the parameters that train.
+
+    Biases, norms, the temperature and every other parameter of at most one dimension are not decayed. Each group
+    keeps its peak learning rate as `peak_lr`.
+
+    Args:
+        model: an open_clip model with `requires_grad` set.
+        config: `lr_overrides` maps shell patterns of parameter names to learning rates; the first match counts.
+
+    Raises:
+        ValueError: nothing trains, or a pattern matches nothing that trains.
+    """
+    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    if not named:
+        raise ValueError("no parameter trains; see model.trainable")
+    for pattern in config.lr_overrides:
+        if not any(fnmatchcase(name, pattern) for name, _ in named):
+            raise ValueError(f"optimizer.lr_overrides: '{pattern}' matches no parameter that trains")
+    groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
+    for name, parameter in named:
+        lr = next((v for p, v in config.lr_overrides.items() if fnmatchcase(name, p)), config.lr)
+        groups[(lr, config.weight_decay if parameter.ndim > 1 else 0.0)].append(parameter)
+    return torch.optim.AdamW(
+        [
+            {"params": parameters, "lr": lr, "peak_lr": lr, "weight_decay": decay}
+            for (lr, decay), parameters in groups.items()
+        ],
+        lr=config.lr,
+        betas=config.betas,
+        eps=config.eps,
+    )
+
+
+def lr_factor(step: int, total_steps: int, config: ScheduleConfig) -> float:
+    """The share of the peak learning rate at a step (counted from 0): linear warm-up, then half a cosine to zero."""
+    if step < config.warmup_steps:
+        return (step + 1) / config.warmup_steps
+    done = (step - config.warmup_steps) / max(1, total_steps - config.warmup_steps)
+    return 0.5 * (1 + math.cos(math.pi * min(1.0, done)))

@@ -1,0 +1,89 @@
+"""Making a run's folder, or finding the one to go on with."""
+
+from __future__ import annotations
+
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from pipeline.config import Recipe
+from pipeline.runs import Checkpoint, Run, find_checkpoint, newest_run, read_json, write_json
+
+_VERSIONS = ("torch", "deepspeed", "open_clip_torch", "mosaicml-streaming", "transformers", "timm", "numpy", "pillow")
+
+
+def open_run(recipe: Recipe, resume: str | None) -> tuple[Run, Checkpoint | None]:
+    """The run's folder, and the checkpoint to go on from if there is one.
+
+    Args:
+        recipe: `run.name` is the folder under `run.root`; without one it is the recipe's name, numbered.
+        resume: None starts a new run; `auto` goes on with the newest unfinished run of this recipe (of this name, when
+            it has one) and starts a new one when there is none; anything else is a run or checkpoint that must exist.
+
+    Raises:
+        ValueError: the named run exists and `resume` is None, or what should be resumed is not there.
+    """
+    root = Path(recipe.run.root)
+    if resume is None:
+        return _new_run(recipe, root), None
+    if resume != "auto":
+        checkpoint = find_checkpoint(resume, root)
+        return Run(checkpoint.path.parent.parent), checkpoint
+    run = Run(root / recipe.run.name) if recipe.run.name else newest_run(root, recipe.recipe, with_checkpoint=False)
+    if run is None or not (run.path / "run.json").is_file():
+        return _new_run(recipe, root), None
+    if run.info["state"] == "finished" and recipe.run.name is None:
+        return _new_run(recipe, root), None
+    return run, run.latest()
+
+
+def describe_run(run: Run, recipe: Recipe, deepspeed_config: dict[str, Any], world_size: int, device: str) -> None:
+    """Write what makes the run reproducible."""
+    (run.path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
+    write_json(run.path / "deepspeed.json", deepspeed_config)
+    created = run.info["created"] if (run.path / "run.json").is_file() else time.time()
+    write_json(
+        run.path / "run.json",
+        {
+            "recipe": recipe.recipe,
+            "created": created,
+            "state": "running",
+            "world_size": world_size,
+            "device": device,
+            "python": platform.python_version(),
+            "platform": platform.platform(),
+            "versions": _versions(),
+        },
+    )
+
+
+def set_state(run: Run, state: str, **more: Any) -> None:
+    """Note how the run stands: running, finished, stopped, failed."""
+    write_json(run.path / "run.json", {**read_json(run.path / "run.json"), "state": state, **more})
+
+
+def _new_run(recipe: Recipe, root: Path) -> Run:
+    if recipe.run.name is not None:
+        path = root / recipe.run.name
+        if (path / "run.json").exists():
+            raise ValueError(
+                f"{path} already holds a run: go on with it by --resume auto, or choose another --set run.name=..."
+            )
+        return Run(path)
+    path, number = root / recipe.recipe, 1
+    while path.exists():
+        number += 1
+        path = root / f"{recipe.recipe}-{number}"
+    return Run(path)
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for name in _VERSIONS:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return found
