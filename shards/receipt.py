@@ -1,0 +1,117 @@
+"""The receipt of a set, `manifest.json`: what was asked for, what came of it, and hashes of what was written."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from shards.report import Report, Tally
+from shards.sources.base import Source
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+KIND = "hn-clip shards"
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """A parsed manifest. `content` is the JSON object as it was written."""
+
+    content: dict[str, Any]
+
+    @property
+    def request(self) -> dict[str, Any]:
+        """What was asked for."""
+        return self.content["request"]
+
+    @property
+    def splits(self) -> dict[str, dict[str, Any]]:
+        """By split: counts, and size and sha256 of the index."""
+        return self.content["splits"]
+
+    def report(self, out: Path) -> Report:
+        """The report of a set that is already there."""
+        counts = self.content["counts"]
+        written = {split: entry["written"] for split, entry in self.splits.items()}
+        return Report(
+            name=self.content["name"],
+            out=out,
+            wanted=counts["wanted"],
+            written=written,
+            rejected=counts["rejected"],
+            missing=counts["missing"],
+            empty_captions=counts["empty_captions"],
+            bytes=counts["image_bytes"],
+            seconds=0.0,
+            already_there=True,
+        )
+
+
+def read_receipt(set_dir: Path) -> Receipt | None:
+    """The receipt in a folder, or None where there is no manifest.
+
+    Raises:
+        ValueError: There is a manifest that this version cannot read.
+    """
+    path = set_dir / MANIFEST
+    if not path.is_file():
+        return None
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        kind, number = content["kind"], content["format_version"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error!r}); write the set again") from error
+    if kind != KIND or number != FORMAT_VERSION:
+        raise ValueError(f"{path} is {kind!r} version {number}, not {KIND!r} version {FORMAT_VERSION}")
+    return Receipt(content)
+
+
+def write_receipt(set_dir: Path, source: Source, request: dict[str, Any], tally: Tally) -> None:
+    """Write the receipt of a finished set. It holds no time or host, so that equal inputs give equal bytes."""
+    splits = {}
+    for split in sorted(tally.written):
+        splits[split] = {
+            "written": tally.written[split],
+            "rejected": tally.rejected[split],
+            "missing": tally.missing[split],
+            "index": fingerprint(set_dir / split / "index.json"),
+        }
+    content = {
+        "kind": KIND,
+        "format_version": FORMAT_VERSION,
+        "name": source.name,
+        "licence": source.licence,
+        "request": request,
+        "counts": {
+            "wanted": tally.done,
+            "written": tally.num_written,
+            "rejected": tally.num_rejected,
+            "missing": tally.num_missing,
+            "empty_captions": tally.empty_captions,
+            "image_bytes": tally.bytes,
+        },
+        "splits": splits,
+        "versions": _versions(("hn-clip", "mosaicml-streaming", "pillow", *source.packages)),
+    }
+    text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+    (set_dir / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def fingerprint(path: Path) -> dict[str, Any]:
+    """Size in bytes and sha256 of a small file."""
+    data = path.read_bytes()
+    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+
+
+def _versions(packages: tuple[str, ...]) -> dict[str, str]:
+    found = {}
+    for package in packages:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue  # a source checkout that was never installed has no version to state
+    return found

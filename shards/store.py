@@ -1,0 +1,51 @@
+"""Where bytes come from: a folder, a tar (plain or compressed), a zip. One pass, in place, nothing unpacked."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Protocol
+
+from shards.archives import TarStore, ZipStore
+from shards.folder import FolderStore
+from shards.names import NotFound
+
+ARCHIVE_KINDS = "a folder, .tar, .tar.gz or .zip"
+
+
+class Store(Protocol):
+    """A set of files that can be walked once, in order."""
+
+    def read_wanted(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes | NotFound]]:
+        """Yield every wanted name once: with the file's bytes, in the order that is cheapest, then those not found.
+
+        Names are matched as `shards.names` says.
+
+        Raises:
+            ValueError: The store is damaged, or (tar only) two of its files answer to one name.
+        """
+        ...
+
+    def iter_files(self, *patterns: str) -> Iterator[tuple[str, bytes]]:
+        """Yield path and bytes of each file whose path ends like one of the patterns, such as `annotations/*.json`."""
+        ...
+
+
+def open_store(path: Path) -> Store:
+    """Open a folder or an archive; the kind of an archive is read from its bytes, not from its name.
+
+    Raises:
+        FileNotFoundError: Nothing is there.
+        ValueError: It is a file, but not an archive.
+    """
+    if path.is_dir():
+        return FolderStore(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; point at {ARCHIVE_KINDS}")
+    if tarfile.is_tarfile(path):
+        return TarStore(path)
+    if zipfile.is_zipfile(path):
+        return ZipStore(path)
+    raise ValueError(f"{path} is not {ARCHIVE_KINDS}; if it was downloaded, fetch it again")

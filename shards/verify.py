@@ -1,0 +1,148 @@
+"""Re-read a set and name everything that is not as its receipt says."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from shards.images import check_image
+from shards.index import INDEX, Shard, hash_problem, read_index, size_problems
+from shards.reader import ShardReader
+from shards.receipt import MANIFEST, fingerprint, read_receipt
+from shards.report import Progress
+
+_NOTES = (MANIFEST, "rejected.jsonl", "missing.jsonl")
+
+
+@dataclass(frozen=True, slots=True)
+class VerifyReport:
+    """What `verify_set` found. `samples` counts the pairs that were read, `bytes` their pictures."""
+
+    path: Path
+    problems: list[str]
+    samples: int
+    bytes: int
+    seconds: float
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is nothing to complain about."""
+        return not self.problems
+
+    def lines(self) -> list[str]:
+        """The report as lines of text for a terminal."""
+        read = f"{self.samples} pairs, {self.bytes / 1e6:.1f} MB of pictures, {self.seconds:.1f} s"
+        if self.ok:
+            return [f"{self.path} is sound: {read}"]
+        return [*self.problems, f"{self.path} has {len(self.problems)} problems ({read}): write it again"]
+
+
+def quick_check(split_dir: Path) -> None:
+    """Compare the size and hash of every shard of a split with its index. Training calls this before its first step.
+
+    Raises:
+        ValueError: The first shard that is missing, truncated or altered.
+    """
+    for problem in _file_problems(split_dir, read_index(split_dir)).values():
+        raise ValueError(f"{problem}: write the set again, or copy it again from where it is whole")
+
+
+def verify_set(path: Path, decode: bool = True, progress: Callable[[Progress], None] | None = None) -> VerifyReport:
+    """Check files, hashes, ids, captions, pictures and counts of a set against its receipt.
+
+    Args:
+        path: The set's folder.
+        decode: Whether every pixel is decoded; otherwise pictures are checked by their header.
+        progress: Called after each pair.
+
+    Raises:
+        ValueError: The folder is no set at all: it has no receipt that can be read.
+    """
+    start = time.perf_counter()
+    receipt = read_receipt(path)
+    if receipt is None:
+        raise ValueError(f"{path} holds no {MANIFEST}: it is no shard set, or one that was not written by shards")
+    audit = _Audit(path, decode, progress, sum(entry["written"] for entry in receipt.splits.values()))
+    for split, entry in receipt.splits.items():
+        audit.split(split, entry)
+    strangers = sorted({child.name for child in path.iterdir()} - set(receipt.splits) - set(_NOTES))
+    audit.problems += [f"{path / name} is not in the receipt" for name in strangers]
+    return VerifyReport(path, audit.problems, audit.samples, audit.bytes, time.perf_counter() - start)
+
+
+class _Audit:
+    """The state of one verification: what was seen, and what was wrong with it."""
+
+    def __init__(self, path: Path, decode: bool, progress: Callable[[Progress], None] | None, wanted: int) -> None:
+        self.path = path
+        self.problems: list[str] = []
+        self.samples = 0
+        self.bytes = 0
+        self._decode = decode
+        self._progress = progress
+        self._wanted = wanted
+        self._ids: set[str] = set()
+
+    def split(self, split: str, entry: dict[str, Any]) -> None:
+        """Check one split against its entry in the receipt."""
+        folder = self.path / split
+        try:
+            if fingerprint(folder / INDEX) != entry["index"]:
+                self.problems.append(f"{folder / INDEX} was altered after the set was written")
+            shards = read_index(folder)
+        except (OSError, ValueError) as error:
+            self.problems.append(f"split {split}: {error}")
+            return
+        damaged = _file_problems(folder, shards)
+        self.problems += damaged.values()
+        strangers = sorted({child.name for child in folder.iterdir()} - {shard.name for shard in shards} - {INDEX})
+        self.problems += [f"{folder / name} is not in the index" for name in strangers]
+        declared = sum(shard.samples for shard in shards)
+        if declared != entry["written"]:
+            self.problems.append(f"split {split}: {declared} pairs in the index, {entry['written']} in the receipt")
+        # A damaged shard has been named; its samples would only repeat that.
+        if not damaged:
+            self._samples(folder)
+
+    def _samples(self, folder: Path) -> None:
+        try:
+            reader = ShardReader(folder)
+        except ValueError as error:
+            self.problems.append(str(error))
+            return
+        for index in range(len(reader)):
+            try:
+                sample = reader[index]
+                self.problems += [f"{folder}, pair {index}: {what}" for what in self._sample_problems(sample)]
+                self.bytes += len(sample["image"])
+            except ValueError as error:
+                self.problems.append(str(error))
+            self.samples += 1
+            if self._progress is not None:
+                self._progress(Progress(self.samples, self._wanted, self.bytes))
+
+    def _sample_problems(self, sample: dict[str, Any]) -> Iterator[str]:
+        id, captions = sample["id"], sample["captions"]
+        if id in self._ids:
+            yield f"the id {id!r} occurs twice"
+        self._ids.add(id)
+        if not captions or not all(isinstance(caption, str) and caption.strip() for caption in captions):
+            yield f"{id!r} has an empty caption or none"
+        try:
+            check_image(sample["image"], "decode" if self._decode else "header")
+        except ValueError as error:
+            yield f"{id!r}: {error}"
+
+
+def _file_problems(folder: Path, shards: list[Shard]) -> dict[str, str]:
+    """By shard name: missing, of another size, or of another hash than the index declares."""
+    problems = {shard.name: problem for shard, problem in size_problems(folder, shards)}
+    for shard in shards:
+        if shard.name not in problems:
+            altered = hash_problem(folder, shard)
+            if altered is not None:
+                problems[shard.name] = altered
+    return problems

@@ -1,0 +1,3 @@
+"""Tests of the room `shards`."""
+
+from __future__ import annotations

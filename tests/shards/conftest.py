@@ -1,0 +1,35 @@
+"""A small set, written from a list of rows with its pictures beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from shards.report import Report
+from shards.writer import write_set
+from tests.shards.layouts import write_jsonl, write_tree
+
+Write = Callable[..., Report]
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a list of rows with pictures lying beside it, as the source `pairs`, to `tmp_path/out`."""
+
+    def run(rows: list[dict[str, Any]], files: dict[str, bytes], **kwargs: Any) -> Report:
+        write_tree(tmp_path / "in", files)
+        source = write_jsonl(tmp_path / "in" / "list.jsonl", rows)
+        return write_set("pairs", source=str(source), out=str(tmp_path / "out"), **kwargs)
+
+    return run
+
+
+def row(image: str, caption: Any = "a caption", **more: Any) -> dict[str, Any]:
+    return {"image": image, "caption": caption, **more}
+
+
+def siblings(out: Path) -> list[str]:
+    return sorted(path.name for path in out.parent.iterdir() if path.name.startswith("."))

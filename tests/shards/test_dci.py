@@ -1,0 +1,115 @@
+"""DCI in its official layout: folder, parent folder, archive; photographs beside it or in SA-1B's tar."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from shards.pair import Item, Missing, Pair, Rejected
+from shards.sources import get_source
+from shards.sources.base import Request
+from tests.shards.layouts import UNICODE_CAPTION, dci_files, write_tar, write_tree
+
+
+def read(source: Path | None, images: Path | None = None, caption: str = "extra") -> dict[str, Item]:
+    reading = get_source("dci").read(Request(source, images, {"caption": caption}))
+    items = list(reading)
+    assert reading.wanted == len(items)
+    return {item.id: item for item in items}
+
+
+@pytest.fixture
+def sa1b(tmp_path: Path) -> Path:
+    return write_tar(tmp_path / "sa_000138.tar", dci_files()[1])
+
+
+@pytest.mark.parametrize("kind", ["folder", "parent", "archive"])
+def test_pairs_of_each_layout(kind: str, tmp_path: Path, sa1b: Path) -> None:
+    annotations, photos = dci_files()
+    if kind == "archive":
+        source = write_tar(tmp_path / "dci.tar.gz", annotations, "w:gz")
+    else:
+        source = write_tree(tmp_path / "dci", annotations)
+        source = source if kind == "parent" else source / "densely_captioned_images"
+    items = read(source, sa1b)
+    pairs = {id: item for id, item in items.items() if isinstance(item, Pair)}
+    assert {id: pair.split for id, pair in pairs.items()} == {
+        "sa_1545001": "train",
+        "sa_1545002": "val",
+        "sa_1545004": "test",
+        "sa_1545005": "unlisted",
+    }
+    assert all(pair.image == photos[f"./{id}.jpg"] for id, pair in pairs.items())
+    assert pairs["sa_1545002"].captions == [UNICODE_CAPTION]
+    assert items["sa_1545003"] == Rejected("sa_1545003", "empty extra caption in 102-data.json", "train")
+
+
+def test_photographs_in_photos(tmp_path: Path) -> None:
+    annotations, photos = dci_files()
+    source = write_tree(tmp_path / "dci", annotations)
+    write_tree(source / "densely_captioned_images" / "photos", {"sa_1545001.jpg": photos["./sa_1545001.jpg"]})
+    items = read(source)
+    assert isinstance(items["sa_1545001"], Pair)
+    missing = items["sa_1545002"]
+    assert isinstance(missing, Missing)
+    assert (missing.image_name, missing.split) == ("sa_1545002.jpg", "val")
+
+
+def test_caption_variants(tmp_path: Path, sa1b: Path) -> None:
+    source = write_tree(tmp_path / "dci", dci_files()[0])
+    expected = {
+        "short": "A park.",
+        "extra": "A wide park with two benches.",
+        "extended": "A park.\nA wide park with two benches.",
+        "full": "A park.\nA wide park with two benches.\nThe following can also be seen in the image:\n"
+        "tree: a tall green tree\nbench\ndog: a dog asleep",
+    }
+    for kind, caption in expected.items():
+        item = read(source, sa1b, kind)["sa_1545001"]
+        assert isinstance(item, Pair)
+        assert item.captions == [caption]
+    dog = read(source, sa1b, "extended")["sa_1545003"]
+    assert isinstance(dog, Pair)
+    assert dog.captions == ["A dog."], "an empty extra caption leaves no trailing line"
+
+
+def test_regions_accept_both_forms_of_bounds(tmp_path: Path, sa1b: Path) -> None:
+    item = read(write_tree(tmp_path / "dci", dci_files()[0]), sa1b)["sa_1545001"]
+    assert isinstance(item, Pair)
+    assert item.meta == {
+        "annotation": "100-data.json",
+        "regions": [
+            {"caption": "tree: a tall green tree", "box": [10, 20, 300, 400]},
+            {"caption": "dog: a dog asleep", "box": [5, 6, 70, 80]},
+        ],
+    }
+
+
+def test_broken_and_absent_annotations_are_rejected(tmp_path: Path, sa1b: Path) -> None:
+    annotations, _ = dci_files()
+    annotations["densely_captioned_images/annotations/101-data.json"] = b'{"image": "sa_15'
+    del annotations["densely_captioned_images/annotations/103-data.json"]
+    items = read(write_tree(tmp_path / "dci", annotations), sa1b)
+    broken, absent = items["101-data.json"], items["103-data.json"]
+    assert isinstance(broken, Rejected)
+    assert "cannot be read" in broken.reason
+    assert absent == Rejected("103-data.json", "in splits.json, but not in annotations/", "test")
+
+
+def test_what_is_not_there_is_asked_for(tmp_path: Path, sa1b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DATA_DIR", str(tmp_path / "drive"))
+    with pytest.raises(FileNotFoundError, match=r"data/dci and .*drive/dci not found\. dci needs: dci\.tar\.gz"):
+        read(None)
+    annotations, _ = dci_files()
+    write_tree(tmp_path / "drive" / "dci", annotations)
+    assert "sa_1545001" in read(None, sa1b)
+    with pytest.raises(FileNotFoundError, match=r"photographs of DCI are not in .*sa_000138\.tar"):
+        read(None)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match=r"no annotations/\*\.json"):
+        read(tmp_path / "empty", sa1b)
+    del annotations["densely_captioned_images/splits.json"]
+    with pytest.raises(ValueError, match=r"no splits\.json"):
+        read(write_tree(tmp_path / "unsplit", annotations), sa1b)
