@@ -1,4 +1,4 @@
-"""The command line. A command is a thin function; what it needs is imported inside it, so that --help answers at once."""
+"""The command line. A command is a thin function that imports what it needs inside, so that --help answers at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -27,7 +27,7 @@ shards_app = typer.Typer(help="Image-caption pairs as MosaicML MDS shards.", no_
 app.add_typer(shards_app, name="shards")
 
 
-class Check(str, Enum):
+class Check(StrEnum):
     """How far a picture is looked at before it is written."""
 
     decode = "decode"
@@ -135,9 +135,7 @@ def evaluate(
 @app.command()
 def export(
     checkpoint: Annotated[str | None, typer.Argument(help="A run or checkpoint (default: the newest run).")] = None,
-    onnx: Annotated[
-        bool, typer.Option("--onnx", help="Two ONNX graphs, parity-checked, in a folder that serves.")
-    ] = False,
+    onnx: Annotated[bool, typer.Option("--onnx", help="Two ONNX graphs, parity-checked, in a folder.")] = False,
     out: Annotated[Path | None, typer.Option(help="Folder of the bundle (default: bundle/ in the run).")] = None,
     data: Annotated[str | None, typer.Option(help="Shards for the parity check (default: the run's own).")] = None,
     opset: Annotated[int, typer.Option(help="ONNX operator set.")] = 18,

@@ -12,9 +12,10 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from yaml import MarkedYAMLError, YAMLError
 
 DEFAULT_RECIPE = "default"
 
@@ -59,7 +60,10 @@ class ObjectiveConfig(BaseModel):
     def _known(self) -> ObjectiveConfig:
         from pipeline.objective import make_objective
 
-        make_objective(self.name, **self.params())
+        try:
+            make_objective(self.name, **self.params())
+        except TypeError as error:
+            raise ValueError(f"a parameter of '{self.name}' is of the wrong kind: {error}") from error
         return self
 
 
@@ -68,6 +72,11 @@ class BatchConfig(Section):
 
     size: PositiveInt
     accumulate: PositiveInt = 1
+
+    @property
+    def negatives(self) -> int:
+        """Negatives per positive that a loss sees: those of one micro-batch over all ranks."""
+        return self.size // self.accumulate - 1
 
 
 class OptimizerConfig(Section):
@@ -144,14 +153,24 @@ def find_config(name: str, folder: str, suffix: str) -> Path:
     path = Path(name)
     if path.is_file():
         return path
-    shipped = Path(str(resources.files("configs"))) / folder
+    shipped = _shipped(folder)
     for candidate in (shipped / name, shipped / f"{name}{suffix}"):
         if candidate.is_file():
             return candidate
-    names = sorted(p.stem for p in shipped.glob(f"*{suffix}"))
+    names = shipped_names(folder, suffix)
     raise FileNotFoundError(
-        f"no file '{name}', and no such name in configs/{folder}{suggest(path.stem, names)} There are: {', '.join(names)}"
+        f"no file '{name}', and no such name in configs/{folder}{suggest(path.stem, names) or '.'} "
+        f"There are: {', '.join(names)}"
     )
+
+
+def shipped_names(folder: str, suffix: str) -> list[str]:
+    """The names that `find_config` knows in `configs/<folder>`."""
+    return sorted(path.stem for path in _shipped(folder).glob(f"*{suffix}"))
+
+
+def _shipped(folder: str) -> Path:
+    return Path(str(resources.files("configs"))) / folder
 
 
 def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
@@ -166,10 +185,10 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         if "=" not in override:
             raise ValueError(f"--set takes key=value, not '{override}'")
     try:
-        merged = OmegaConf.merge(_read_with_parents(path, ()), OmegaConf.from_dotlist(list(overrides)))
+        merged = _merge_over(_read_with_parents(path, ()), OmegaConf.from_dotlist(list(overrides)))
         values = OmegaConf.to_container(merged, resolve=True)
-    except OmegaConfBaseException as error:
-        raise ValueError(f"recipe '{name}': {str(error).splitlines()[0]}") from error
+    except (OmegaConfBaseException, YAMLError) as error:
+        raise ValueError(f"recipe '{name}': {_in_one_line(error)}") from error
     assert isinstance(values, dict)
     return parse_recipe({**values, "recipe": path.stem}, source=str(name))
 
@@ -184,20 +203,36 @@ def parse_recipe(values: dict[Any, Any], source: str) -> Recipe:
 
 def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Any:
     """The recipe file merged over the one that it `extends`."""
-    if path in children:
+    if path.resolve() in children:
         raise ValueError(f"recipe {path} extends itself through {' -> '.join(p.stem for p in children)}")
-    values = OmegaConf.load(path)
-    if not OmegaConf.is_dict(values):
+    try:
+        values = OmegaConf.load(path)
+    except (OSError, UnicodeDecodeError) as error:  # OmegaConf's own OSError for a file that holds one number
+        raise ValueError(f"recipe {path} cannot be read: {error}") from error
+    if not isinstance(values, DictConfig):
         raise ValueError(f"recipe {path} is not a mapping of sections; see configs/recipes for examples")
     parent = values.pop("extends", None)
     if parent is None:
         return values
     beside = path.parent / f"{parent}.yaml"
     parent_path = beside if beside.is_file() else find_config(str(parent), "recipes", ".yaml")
-    base = _read_with_parents(parent_path, (*children, path))
-    if "objective" in values and "name" in values.objective:
-        base.pop("objective", None)  # another objective takes other parameters: they are not inherited
+    return _merge_over(_read_with_parents(parent_path, (*children, path.resolve())), values)
+
+
+def _merge_over(base: Any, values: Any) -> Any:
+    """`values` over `base`. Another objective takes other parameters, so it does not inherit them."""
+    name = OmegaConf.select(values, "objective.name")
+    if name is not None and name != OmegaConf.select(base, "objective.name"):
+        base.pop("objective", None)
     return OmegaConf.merge(base, values)
+
+
+def _in_one_line(error: Exception) -> str:
+    """What is wrong and where; parsers and OmegaConf spread it over several lines."""
+    if isinstance(error, MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        return f"no YAML: {error.problem} ({mark.name}, line {mark.line + 1}, column {mark.column + 1})"
+    return str(error).splitlines()[0]
 
 
 def _explain(error: Any) -> str:

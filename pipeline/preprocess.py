@@ -39,8 +39,8 @@ class Preprocess:
     def __post_init__(self) -> None:
         if self.interpolation not in _RESAMPLING or self.resize_mode not in _RESIZE_MODES:
             raise ValueError(
-                f"preprocessing knows interpolation {', '.join(_RESAMPLING)} and resize_mode {', '.join(_RESIZE_MODES)}, "
-                f"not '{self.interpolation}' with '{self.resize_mode}'"
+                f"preprocessing knows interpolation {', '.join(_RESAMPLING)} "
+                f"and resize_mode {', '.join(_RESIZE_MODES)}, not '{self.interpolation}' with '{self.resize_mode}'"
             )
 
     @classmethod

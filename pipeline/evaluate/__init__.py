@@ -1,4 +1,4 @@
-"""Encoding of a split and exact retrieval metrics, for anything that encodes: a checkpoint, a bundle, a training model."""
+"""Encoding of a split and exact retrieval metrics, for anything that encodes: a checkpoint, a bundle, a live model."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ import open_clip
 import torch
 from torch import nn
 
-from pipeline.config import ModelConfig, find_config, suggest
+from pipeline.config import ModelConfig, find_config, shipped_names, suggest
 from pipeline.model.dual_encoder import DualEncoder
 from pipeline.model.packaged import PREFIX, load_in_order, packaged_path
 
@@ -36,7 +36,7 @@ def build_model(config: ModelConfig) -> DualEncoder:
     try:
         path = find_config(config.name, "models", ".json")
     except FileNotFoundError as error:
-        near = suggest(config.name, open_clip.list_models())
+        near = suggest(config.name, shipped_names("models", ".json") + open_clip.list_models())
         raise ValueError(f"no model '{config.name}' in configs/models or in open_clip{near}") from error
     if config.pretrained is not None:
         raise ValueError(f"model.pretrained is for open_clip names; '{config.name}' states its own weights")

@@ -40,7 +40,7 @@ def load_in_order(module: nn.Module, reference: str, sha256: str) -> None:
         sha256: the file's digest; another file would load without complaint and mean something else.
 
     Raises:
-        ValueError: another file than the expected one, or shapes that do not agree in order.
+        ValueError: another file than the expected one, too few tensors, or shapes that do not agree in order.
     """
     path = packaged_path(reference)
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -48,6 +48,8 @@ def load_in_order(module: nn.Module, reference: str, sha256: str) -> None:
         raise ValueError(f"{path.name} has sha256 {digest}, expected {sha256}: another release of its package?")
     source = [v for k, v in torch.load(path, weights_only=True).items() if not k.endswith("num_batches_tracked")]
     target = {k: v for k, v in module.state_dict().items() if not k.endswith("num_batches_tracked")}
+    if len(source) < len(target):
+        raise ValueError(f"{path.name} holds {len(source)} tensors, this tower has {len(target)}")
     for (name, own), tensor in zip(target.items(), source, strict=False):
         if own.shape != tensor.shape:
             raise ValueError(f"{path.name}: {name} is {tuple(own.shape)} here but {tuple(tensor.shape)} in the file")

@@ -117,9 +117,10 @@ def _unlink_own_buffers() -> None:
 def _check_shared_memory(local_size: int) -> None:
     if not os.path.isdir(_SHM):
         return
+    needed = _SHM_PER_RANK * local_size
     free = shutil.disk_usage(_SHM).free
-    if free < _SHM_PER_RANK * local_size:
+    if free < needed:
         raise ValueError(
-            f"{_SHM} has {free >> 20} MB free, and {local_size} ranks need about {_SHM_PER_RANK * local_size >> 20} MB: "
-            "remove leftovers of dead runs there (deepspeed_allreduce_buffer_*), or give the container more (--shm-size)"
+            f"{_SHM} has {free >> 20} MB free, and {local_size} ranks need about {needed >> 20} MB: remove what "
+            "dead runs left there (deepspeed_allreduce_buffer_*), or give the container more (--shm-size)"
         )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
+import time
 import traceback
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,6 +15,7 @@ from typing import Any
 from pipeline.config import DEFAULT_RECIPE, Recipe, load_recipe, parse_recipe
 
 EXIT_BAD_INPUT = 2
+_SECONDS_FOR_THE_MAIN_RANK = 10.0
 EXIT_STOPPED = 130  # what a shell reports for a program that Ctrl-C ended
 
 
@@ -31,11 +34,19 @@ def main(launch: Launch) -> int:
     try:
         return train(launch)
     except (ValueError, OSError) as error:
-        if os.environ.get("PIPELINE_DEBUG"):
-            traceback.print_exc()
-        if int(os.environ.get("RANK", "0")) == 0:
-            print(f"error: {error}", file=sys.stderr, flush=True)
+        _report(error)
         return EXIT_BAD_INPUT
+
+
+def _report(error: Exception) -> None:
+    """One line for the user. What is wrong on every rank is said by the main one: the launcher ends the others."""
+    if os.environ.get("PIPELINE_DEBUG"):
+        traceback.print_exc()
+    rank = int(os.environ.get("RANK", "0"))
+    if rank != 0:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        time.sleep(_SECONDS_FOR_THE_MAIN_RANK)
+    print(f"error{f' on rank {rank}' if rank else ''}: {error}", file=sys.stderr, flush=True)
 
 
 def read_recipe(launch: Launch) -> Recipe:
@@ -70,8 +81,9 @@ def check_same(stored: Recipe, given: Recipe, run: Path) -> None:
     before, now = _flat(stored.model_dump()), _flat(given.model_dump())
     different = [k for k in sorted(before | now) if before.get(k) != now.get(k) and not k.startswith(_FREE)]
     if different:
+        changes = ", ".join(f"{k}: {before.get(k)} then, {now.get(k)} now" for k in different[:4])
         raise ValueError(
-            f"{run} was started with another recipe ({', '.join(f'{k}: {before.get(k)} then, {now.get(k)} now' for k in different[:4])}): "
+            f"{run} was started with another recipe ({changes}): "
             "resume it without --recipe and --set, or start a new run"
         )
 
@@ -128,10 +140,11 @@ def _train(recipe: Recipe, deepspeed_config: dict[str, Any], resume: str | None,
 
 def _opening(trainer: Any, resume: str | None, checkpoint: Any) -> str:
     recipe, ranks = trainer.recipe, trainer.ranks
+    objective = " ".join([recipe.objective.name, *(f"{k}={v}" for k, v in recipe.objective.params().items())])
     lines = [
-        f"{trainer.run.path}: recipe {recipe.recipe}, objective {recipe.objective.name} {recipe.objective.params() or ''}".rstrip(),
-        f"{trainer.data.num_pairs} pairs, {ranks.world_size} rank(s) on {ranks.device.type}, {trainer.total_steps} steps of "
-        f"{recipe.batch.size} pairs ({recipe.batch.size // recipe.batch.accumulate - 1} negatives per positive)",
+        f"{trainer.run.path}: recipe {recipe.recipe}, objective {objective}",
+        f"{trainer.data.num_pairs} pairs, {ranks.world_size} rank(s) on {ranks.device.type}, "
+        f"{trainer.total_steps} steps of {recipe.batch.size} pairs ({recipe.batch.negatives} negatives per positive)",
         f"{trainer.num_training / 1e6:.2f} M parameters train, {trainer.num_frozen / 1e6:.2f} M are frozen",
     ]
     if checkpoint is not None:
@@ -142,9 +155,10 @@ def _opening(trainer: Any, resume: str | None, checkpoint: Any) -> str:
 
 
 def _closing(trainer: Any) -> str:
+    run = trainer.run
     return (
-        f"done: {trainer.step} steps, {trainer.epoch} epochs; weights in {trainer.run.latest().path}\n"
-        f"next: pipeline evaluate {trainer.run.path} {trainer.recipe.data.set}   or   pipeline export --onnx {trainer.run.path}"
+        f"done: {trainer.step} steps, {trainer.epoch} epochs; weights in {run.latest().path}\n"
+        f"next: pipeline evaluate {run.path} {trainer.recipe.data.set}   or   pipeline export --onnx {run.path}"
     )
 
 

@@ -170,7 +170,7 @@ class Trainer:
                     "logit_scale": float(self._logit_scale),
                     "lr": self.recipe.optimizer.lr * factor,
                     "grad_norm": float(self.engine.get_global_grad_norm() or 0.0),
-                    "negatives": self.recipe.batch.size // accumulate - 1,
+                    "negatives": self.recipe.batch.negatives,
                     **meter.read(),
                 }
             )

@@ -1,0 +1,84 @@
+"""The real DeepSpeed launcher: few tests, for it takes half a minute to start."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipeline.runs import Run
+from tests.train.tiny import write_recipe
+
+REPOSITORY = Path(__file__).parents[2]
+PORT = 29617
+
+
+def _launch(*arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
+    """The launcher in a process group of its own, as a shell starts it; output and errors in one pipe."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return subprocess.Popen(
+        ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(PORT), "launcher/train.py", *arguments],
+        cwd=REPOSITORY,
+        env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _shared_memory() -> list[str]:
+    return glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*_{PORT}_*")
+
+
+def test_ctrl_c_leaves_a_checkpoint_that_resume_auto_goes_on_from(tiny_set: Path, tmp_path: Path) -> None:
+    recipe = str(write_recipe(tmp_path, tiny_set, schedule={"epochs": 100}))
+    launched = _launch("--config", "zero2.json", "--recipe", recipe)
+    assert launched.stdout is not None
+    lines = []
+    for line in launched.stdout:
+        lines.append(line)
+        if line.startswith("step 2/"):
+            os.killpg(launched.pid, signal.SIGINT)  # what a terminal does
+    launched.wait(timeout=60)
+    output = "".join(lines)
+    run = Run(tmp_path / "runs" / "tiny")
+    assert run.info["state"] == "stopped", output
+    checkpoint = run.latest()
+    assert checkpoint is not None
+    assert f"saved {checkpoint.path}; go on with --resume auto" in output
+    assert re.search(r"step 2/400  epoch 1  loss \d+\.\d+ .* 15 negatives  \d+\.\d img/s .* left \d:\d\d:\d\d", output)
+    assert not _shared_memory(), "buffers are unlinked once every rank has mapped them"
+
+    resumed = _launch("--config", "zero2.json", "--recipe", recipe, "--resume", "auto")
+    assert resumed.stdout is not None
+    for line in resumed.stdout:
+        lines.append(line)
+        if line.startswith(f"step {checkpoint.step + 2}/"):
+            os.killpg(resumed.pid, signal.SIGKILL)
+            os.system(f"pkill -9 -f {recipe}")
+    resumed.wait(timeout=60)
+    assert f"going on from {checkpoint.path}" in "".join(lines)
+    steps = [json.loads(line)["step"] for line in (run.path / "metrics.jsonl").read_text().splitlines()]
+    assert steps == list(range(1, len(steps) + 1)), "every step once, the resumed launch after the first"
+    assert not _shared_memory(), "a killed run leaves nothing either"
+
+
+@pytest.mark.parametrize("override", ["objective.gama=0.25"])
+def test_a_wrong_override_is_one_line_and_a_non_zero_exit(override: str, tiny_set: Path, tmp_path: Path) -> None:
+    recipe = str(write_recipe(tmp_path, tiny_set))
+    launched = _launch("--config", "zero2.json", "--recipe", recipe, "--set", override)
+    output, _ = launched.communicate(timeout=120)
+    assert launched.returncode != 0
+    errors = [line for line in output.splitlines() if line.startswith("error")]
+    assert len(errors) == 1
+    assert "'gama'" in errors[0]
+    assert "'gamma'" in errors[0]
+    assert "Traceback" not in output

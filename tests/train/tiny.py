@@ -1,0 +1,67 @@
+"""A dual encoder and a recipe small enough that a test can train them, and what ranks run in these tests."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+MODEL = {
+    "model_cfg": {
+        "embed_dim": 16,
+        "vision_cfg": {"image_size": 32, "patch_size": 8, "width": 32, "layers": 2, "head_width": 16},
+        "text_cfg": {"context_length": 24, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
+    },
+    "preprocess_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]},
+}
+
+
+def write_recipe(folder: Path, shards: Path, **sections: dict[str, Any]) -> Path:
+    """A recipe file for the tiny model on a set of shards; `sections` replace single keys of its sections."""
+    model = folder / "tiny-clip.json"
+    model.write_text(json.dumps(MODEL))
+    recipe: dict[str, dict[str, Any]] = {
+        "data": {"set": str(shards), "workers": 0},
+        "model": {"name": str(model)},
+        "objective": {"name": "hn", "gamma": 0.5},
+        "batch": {"size": 16},
+        "optimizer": {"lr": 1e-3},
+        "schedule": {"epochs": 2, "warmup_steps": 2},
+        "evaluate": {"batch_size": 8},
+        "run": {"root": str(folder / "runs"), "log_every": 1},
+    }
+    for name, values in sections.items():
+        recipe[name] = values if name == "objective" else {**recipe.get(name, {}), **values}
+    path = folder / "tiny.yaml"
+    path.write_text(json.dumps(recipe))  # JSON is YAML
+    return path
+
+
+def write_zero_config(folder: Path, stage: int, **changes: Any) -> Path:
+    """The shipped DeepSpeed config of a stage, with changes."""
+    from pipeline.config import find_config
+
+    config = json.loads(find_config(f"zero{stage}", "", ".json").read_text())
+    path = folder / f"zero{stage}-changed.json"
+    path.write_text(json.dumps({**config, **changes}))
+    return path
+
+
+def train_on_rank(config: str, recipe: str, overrides: list[str], resume: str | None = None) -> int:
+    """A whole training launch inside a rank; gives its exit code, lets errors through."""
+    from pipeline.train.entry import Launch, train
+
+    return train(Launch(config, recipe, overrides, resume))
+
+
+def build_on_rank(config: str, recipe: str, overrides: list[str]) -> Any:
+    """A trainer inside a rank, for tests that step it by hand."""
+    from pipeline.config import load_recipe
+    from pipeline.runs import Run
+    from pipeline.train.build import build_trainer
+    from pipeline.train.distributed import distributed
+    from pipeline.train.engine import load_deepspeed_config
+
+    parsed = load_recipe(recipe, overrides)
+    with distributed() as ranks:  # the pool's own group, which stays
+        return build_trainer(parsed, load_deepspeed_config(config), ranks, Run(Path(parsed.run.root) / "by-hand"))
