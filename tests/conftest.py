@@ -1,0 +1,25 @@
+"""Fixtures that tests of several rooms share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.fixtures import write_tiny_set
+from tests.ranks import Ranks
+
+
+@pytest.fixture(scope="session")
+def ranks() -> Iterator[Ranks]:
+    """`ranks(W).run(function, *args)` runs a function on W real ranks, which live as long as the session."""
+    pools = Ranks()
+    yield pools
+    pools.close()
+
+
+@pytest.fixture(scope="session")
+def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A real set of shards: OpenMoji pictures, 64 train, 24 val and 24 test pairs. Read it, do not change it."""
+    return write_tiny_set(tmp_path_factory.mktemp("tiny"))
