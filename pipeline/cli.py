@@ -146,8 +146,7 @@ def export(
         raise ValueError("say which format: pipeline export --onnx")
     from export.command import export_checkpoint
 
-    for line in export_checkpoint(checkpoint, out, data, opset, runs):
-        typer.echo(line)
+    export_checkpoint(checkpoint, out, data, opset, runs, say=typer.echo)
 
 
 @app.command()
@@ -159,11 +158,14 @@ def index(
 ) -> None:
     """Embed every picture of a split with ONNX Runtime, for `pipeline search`."""
     from export.serving.index import build_index
-    from shards.reader import resolve_set, split_dir
+    from shards.reader import ShardReader, resolve_set, split_dir
+    from shards.report import Progress
 
+    pictures = split_dir(resolve_set(folder), split)
+    count = len(ShardReader(pictures))
     with _progress("pictures") as progress:
-        built = build_index(bundle, split_dir(resolve_set(folder), split), out, progress=progress)
-    typer.echo(f"{out}: {built} pictures; next: pipeline search {out} 'what you look for'")
+        build_index(bundle, pictures, out, progress=lambda done: progress(Progress(done, count, 0)))
+    typer.echo(f"{out}: {count} pictures; next: pipeline search {out} 'what you look for'")
 
 
 @app.command()
@@ -172,12 +174,13 @@ def search(
     query: Annotated[str, typer.Argument(help="What to look for.")],
     top: Annotated[int, typer.Option(min=1, help="How many results.")] = 5,
     html: Annotated[Path | None, typer.Option(help="Also write a sheet of the pictures.")] = None,
+    bundle: Annotated[Path | None, typer.Option(help="Where the index's bundle is now, if it was moved.")] = None,
 ) -> None:
     """The pictures that fit a text best, through ONNX Runtime alone."""
     from export.serving.search import search as search_index
     from export.serving.sheet import write_sheet
 
-    hits = search_index(index, query, top)
+    hits = search_index(index, query, top, bundle)
     for hit in hits:
         typer.echo(f"{hit.rank:>3}  {hit.score:.4f}  {hit.id}  {hit.caption}")
     if html is not None:
