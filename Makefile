@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 	@command -v c++ >/dev/null || { echo "error: DeepSpeed compiles its CPU collectives when a run starts: install a C++ compiler (c++)"; exit 1; }
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
+	PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet --editable '.[demo,dev]'
 	@touch $@
 
 demo: setup  ## The main job end to end: shards, three trainings, evaluation, ONNX, a query (20 minutes at most)
