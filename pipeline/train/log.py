@@ -36,7 +36,7 @@ class RunLog:
         if sys.stdout.isatty():
             self._bar = Progress(
                 TextColumn("{task.completed}/{task.total}"),
-                BarColumn(),
+                BarColumn(bar_width=16),
                 TextColumn("{task.fields[text]}"),
                 TimeRemainingColumn(),
                 console=Console(),
@@ -54,20 +54,22 @@ class RunLog:
     def step(self, metrics: dict[str, Any]) -> None:
         """A logged optimizer step; `metrics` has at least step, epoch, loss, pairs_per_second and negatives."""
         self._write(metrics)
-        text = (
-            f"epoch {metrics['epoch']}  loss {metrics['loss']:.4f}  s {metrics['logit_scale']:.1f}  "
-            f"lr {metrics['lr']:.2e}  grad {metrics['grad_norm']:.3g}  {metrics['negatives']} negatives  "
-            f"{metrics['pairs_per_second']:.1f} img/s  data {metrics['data_wait']:.0%}{self._recall}"
-        )
-        if self._bar is not None:
+        if self._bar is not None:  # what fits into 80 columns
+            text = f"loss {metrics['loss']:.3f} {metrics['pairs_per_second']:.0f} img/s{self._recall}"
             self._bar.update(self._task, completed=metrics["step"], text=text)
-        else:
-            print(f"step {metrics['step']}/{self._total}  {text}  left {self._time_left(metrics['step'])}", flush=True)
+            return
+        print(
+            f"step {metrics['step']}/{self._total}  epoch {metrics['epoch']}  loss {metrics['loss']:.4f}  "
+            f"s {metrics['logit_scale']:.1f}  lr {metrics['lr']:.2e}  grad {metrics['grad_norm']:.3g}  "
+            f"{metrics['negatives']} negatives  {metrics['pairs_per_second']:.1f} img/s  "
+            f"data {metrics['data_wait']:.0%}{self._recall}  left {self._time_left(metrics['step'])}",
+            flush=True,
+        )
 
     def evaluation(self, metrics: dict[str, Any]) -> None:
         """Retrieval on the validation split after an epoch."""
         t2i, i2t = metrics["t2i"], metrics["i2t"]
-        self._recall = f"  R@1 {t2i['1']:.1f}/{i2t['1']:.1f}"
+        self._recall = f" R@1 {t2i['1']:.1f}/{i2t['1']:.1f}"
         self._write({"step": metrics["step"], "epoch": metrics["epoch"], "val": {"t2i": t2i, "i2t": i2t}})
         self.say(
             f"epoch {metrics['epoch']}: validation on {metrics['images']} pairs, text-to-image / image-to-text "
