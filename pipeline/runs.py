@@ -122,10 +122,10 @@ def all_runs(root: Path) -> Iterator[Run]:
     yield from sorted(runs, key=lambda run: float(run.info["created"]), reverse=True)
 
 
-def newest_run(root: Path, recipe: str | None = None, with_checkpoint: bool = True) -> Run | None:
-    """The newest run under a folder, of a recipe if one is given."""
+def newest_run(root: Path, name: str | None = None, with_checkpoint: bool = True) -> Run | None:
+    """The newest run under a folder; with a name, the newest of that recipe or in a folder of that name."""
     for run in all_runs(root):
-        if recipe is not None and run.info["recipe"] != recipe:
+        if name is not None and name not in (run.info["recipe"], run.path.name):
             continue
         if not with_checkpoint or run.latest() is not None:
             return run
@@ -136,8 +136,8 @@ def find_checkpoint(reference: str | None, root: Path) -> Checkpoint:
     """The checkpoint that a user means.
 
     Args:
-        reference: a checkpoint folder, a run folder (its newest checkpoint), the name of a run under `root`, or of a
-            recipe (its newest run). None is the newest run of all.
+        reference: a checkpoint folder, a run folder (its newest checkpoint), the same under `root`, or a bare name:
+            the newest run of that recipe or in a folder of that name. None is the newest run of all.
         root: where runs are kept.
 
     Raises:
@@ -148,6 +148,8 @@ def find_checkpoint(reference: str | None, root: Path) -> Checkpoint:
         if run is None:
             raise ValueError(f"no run with a checkpoint under {root}/; train one: {_TRAIN}")
         return _latest(run)
+    if (run := newest_run(root, reference)) is not None:
+        return _latest(run)
     for path in (Path(reference), root / reference):
         if (path / MANIFEST).is_file() and (path / WEIGHTS).is_file():
             return Checkpoint(path)
@@ -155,13 +157,10 @@ def find_checkpoint(reference: str | None, root: Path) -> Checkpoint:
             return _latest(Run(path))
         if path.is_dir() and (run := newest_run(path)) is not None and path != root:
             return _latest(run)
-    run = newest_run(root, recipe=reference)
-    if run is None:
-        raise ValueError(
-            f"'{reference}' is neither a checkpoint, nor a run under {root}/, nor a recipe that was run; "
-            f"train it first: {_TRAIN} --recipe {Path(reference).name}"
-        )
-    return _latest(run)
+    raise ValueError(
+        f"'{reference}' is neither a checkpoint, nor a run under {root}/, nor a recipe that was run; "
+        f"train it first: {_TRAIN} --recipe {Path(reference).name}"
+    )
 
 
 _TRAIN = "deepspeed launcher/train.py --config zero2.json"

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 HOST = "127.0.0.1"
-TIMEOUT_S = 120.0
+TIMEOUT_S = 300.0  # the first DeepSpeed engine on a machine compiles its CPU collectives
 # How long the other ranks may take once one has failed; they may be waiting for it in a collective, and then never end.
 GRACE_S = 5.0
 
@@ -163,6 +163,7 @@ def _serve(connection: Connection, rank: int, world_size: int, port: int) -> Non
         LOCAL_RANK=str(rank),
         WORLD_SIZE=str(world_size),
         LOCAL_SIZE=str(world_size),
+        LOCAL_WORLD_SIZE=str(world_size),
         MASTER_ADDR=HOST,
         MASTER_PORT=str(port),
         DS_ACCELERATOR="cpu",  # the group is gloo, also on a machine with accelerators

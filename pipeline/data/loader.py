@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
+import multiprocessing
 import random
 import signal
 from collections.abc import Iterator, Sequence
@@ -10,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 import torch
+import torch.distributed as dist
 from streaming import StreamingDataLoader, StreamingDataset
 from torch import Tensor
 
@@ -135,23 +138,45 @@ class TrainingData:
         )
 
     def __len__(self) -> int:
-        """Micro-batches of one epoch of one rank; a last partial one is dropped on all ranks alike."""
-        return len(self.dataset) // self.batch_size
+        """Micro-batches of one epoch of one rank; a last partial global one is dropped on all ranks alike."""
+        return self.num_pairs // (self.batch_size * self.world_size)
 
     def epoch(self, epoch: int, batches_done: int = 0) -> Iterator[Batch]:
-        """The batches of an epoch, without the first `batches_done` of each rank.
+        """The batches of an epoch, without the first `batches_done` of each rank. Called by every rank.
 
         The position is always said outright: streaming's own count of epochs is wrong when a run goes on exactly at
-        the end of one.
+        the end of one, and it passes over a position in an epoch that it has already begun.
         """
-        self.dataset.epoch = epoch
+        self.dataset.epoch = self.dataset.next_epoch = epoch
         done = batches_done * self.batch_size * self.world_size
         state = self.dataset.state_dict(done, from_beginning=True)
+        # The position lies in memory that the ranks of a node share, where a reader could find it half written.
+        _wait_for_every_rank()
         self.dataset.load_state_dict({**state, "epoch": epoch})
-        return iter(self.loader)
+        _wait_for_every_rank()
+        return self._whole_batches(len(self) - batches_done)
+
+    def _whole_batches(self, count: int) -> Iterator[Batch]:
+        """The next `count`: streaming repeats pairs to give ranks equally many, which may fill up one more batch."""
+        for number, batch in enumerate(self.loader):
+            if number < count:
+                yield batch
+
+
+def _wait_for_every_rank() -> None:
+    if dist.is_initialized():
+        dist.barrier()
 
 
 def _leave_signals_to_the_rank(worker: int) -> None:
     """Ctrl-C and SIGTERM reach every process of the group; the rank decides what happens, its workers keep serving."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+@atexit.register
+def _end_workers() -> None:
+    """Python ends the workers that a rank leaves behind by SIGTERM, which they ignore, and would wait for ever."""
+    for child in multiprocessing.active_children():
+        if child.daemon:
+            child.kill()

@@ -23,7 +23,7 @@ TINY_CLIP = {
     "model_cfg": {
         "embed_dim": 48,
         "vision_cfg": {"image_size": 64, "layers": 2, "width": 64, "head_width": 32, "patch_size": 16},
-        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 64, "heads": 2, "layers": 2},
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 2},
     },
     "preprocess_cfg": {
         "mean": [0.48145466, 0.4578275, 0.40821073],
