@@ -9,6 +9,7 @@ SOURCE  ?=
 IMAGES  ?=
 OUT     ?=
 OPTIONS ?=
+ALLOW_MISSING ?=
 
 .DEFAULT_GOAL := help
 # `shards` is a folder as well: without .PHONY make would call it up to date.
@@ -32,7 +33,7 @@ demo: setup  ## The main job end to end: shards, three trainings, evaluation, ON
 
 shards: setup  ## Shards of a data set: make shards DATASET=dci [SOURCE=...] [IMAGES=...] [OUT=...] [OPTIONS='key=value ...']
 	@test -n '$(DATASET)' || { echo "error: which data set? make shards DATASET=name, one of:"; $(BIN)/pipeline shards list; exit 2; }
-	$(BIN)/pipeline shards write '$(DATASET)' $(if $(SOURCE),--source '$(SOURCE)') $(if $(IMAGES),--images '$(IMAGES)') $(if $(OUT),--out '$(OUT)') $(foreach o,$(OPTIONS),--option '$(o)')
+	$(BIN)/pipeline shards write '$(DATASET)' $(if $(SOURCE),--source '$(SOURCE)') $(if $(IMAGES),--images '$(IMAGES)') $(if $(OUT),--out '$(OUT)') $(if $(ALLOW_MISSING),--allow-missing '$(ALLOW_MISSING)') $(foreach o,$(OPTIONS),--option '$(o)')
 
 test: setup  ## The tests
 	$(BIN)/python -m pytest -m 'not gpu and not long'

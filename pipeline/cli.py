@@ -43,11 +43,13 @@ def shards_list() -> None:
     from shards.sources import SOURCES
 
     for source in SOURCES.values():
-        typer.echo(f"{source.name:<10} {source.summary}")
-        typer.echo(f"{'':<10} licence: {source.licence}")
-        typer.echo(f"{'':<10} needs: {source.needs}")
+        typer.echo(f"{source.name:<15} {source.summary}")
+        typer.echo(f"{'':<15} licence: {source.licence}")
+        typer.echo(f"{'':<15} needs: {source.needs}")
         for name, option in source.options.items():
-            typer.echo(f"{'':<10} --option {name}=...  {option.help} (default: {option.default or 'found by itself'})")
+            choices = f", of {', '.join(option.choices)}" if option.choices else ""
+            default = f" (default: {option.default})" if option.default else ""
+            typer.echo(f"{'':<15} --option {name}=...  {option.help}{choices}{default}")
 
 
 @shards_app.command("write")
@@ -61,6 +63,7 @@ def shards_write(
     option: Annotated[list[str] | None, typer.Option(help="An option of this set: key=value. May be repeated.")] = None,
     check: Annotated[Check, typer.Option(help="Decode every picture, or only read its header.")] = Check.decode,
     overwrite: Annotated[bool, typer.Option(help="Replace a set that is already there.")] = False,
+    allow_missing: Annotated[int, typer.Option(min=0, help="How many pictures may be missing.")] = 0,
 ) -> None:
     """Write the shards of a data set in one pass. `make shards DATASET=...` is the same."""
     from shards.writer import write_set
@@ -74,6 +77,7 @@ def shards_write(
             options=_key_values(option or []),
             check=check.value,
             overwrite=overwrite,
+            allow_missing=allow_missing,
             progress=progress,
         )
     for line in report.lines():
@@ -95,6 +99,47 @@ def shards_verify(
         typer.echo(line)
     if report.problems:
         raise typer.Exit(1)
+
+
+@shards_app.command("info")
+def shards_info(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A set of shards, or its name under data/mds.")],
+) -> None:
+    """Counts, lengths of captions in words and CLIP tokens, duplicates, kinds and sizes of pictures, licence."""
+    from shards.info import describe_set
+    from shards.reader import resolve_set
+
+    with _progress("pairs") as progress:
+        info = describe_set(resolve_set(folder), progress=progress)
+    for line in info.lines():
+        typer.echo(line)
+
+
+@shards_app.command("preview")
+def shards_preview(
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="A set of shards, or its name under data/mds.")],
+    out: Annotated[Path | None, typer.Option(help="The page (default: DIR.html, beside the set).")] = None,
+    count: Annotated[int, typer.Option(min=1, help="About how many pairs.")] = 60,
+) -> None:
+    """A contact sheet of a set: one HTML page with some pairs of each split."""
+    from shards.preview import write_preview
+    from shards.reader import resolve_set
+
+    path = resolve_set(folder)
+    page = out or path.resolve().parent / f"{path.resolve().name}.html"
+    typer.echo(f"{page}: {write_preview(path, page, count)} pairs")
+
+
+@shards_app.command("overlap")
+def shards_overlap(
+    first: Annotated[str, typer.Argument(metavar="A", help="A set, its name under data/mds, or one split's folder.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The set or split that it is compared with.")],
+) -> None:
+    """The pairs that two sets share: by id, by picture, by caption."""
+    from shards.overlap import overlaps
+
+    for found in overlaps(first, second):
+        typer.echo(found.line())
 
 
 @app.command()

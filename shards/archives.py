@@ -7,6 +7,7 @@ import zipfile
 import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 
 from shards.names import Grade, NotFound, Wanted, is_junk, matches_any, not_found, resolve
@@ -75,6 +76,11 @@ class TarStore:
                 if matches_any(member.name, patterns):
                     yield member.name, _extract(tar, member)
 
+    def first_names(self, count: int) -> list[str]:
+        """See `shards.store.Store`."""
+        with self._stream() as tar:
+            return [member.name for member in islice(_regular_files(tar), count)]
+
     @contextmanager
     def _stream(self) -> Iterator[tarfile.TarFile]:
         try:
@@ -114,6 +120,11 @@ class ZipStore:
                 if matches_any(member, patterns):
                     yield member, archive.read(member)
 
+    def first_names(self, count: int) -> list[str]:
+        """See `shards.store.Store`."""
+        with self._open() as archive:
+            return _zip_names(archive)[:count]
+
     @contextmanager
     def _open(self) -> Iterator[zipfile.ZipFile]:
         try:
@@ -121,6 +132,8 @@ class ZipStore:
                 yield archive
         except (zipfile.BadZipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{self.path} is damaged or incomplete ({error}); fetch it again") from error
+        except (NotImplementedError, RuntimeError) as error:  # zipfile's own: an unknown compression, a password
+            raise ValueError(f"{self.path} cannot be read ({error}); unpack it and point at the folder") from error
 
 
 def _regular_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:

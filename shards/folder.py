@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator
+from functools import cached_property
+from itertools import chain, islice
 from pathlib import Path
 
-from shards.names import NotFound, is_junk, matches_any, natural_key, not_found, resolve
+from shards.names import NotFound, is_junk, matches_any, natural_key, not_found, resolve, split_path
 
 
 class FolderStore:
@@ -26,17 +28,34 @@ class FolderStore:
                 elsewhere.append(name)
         if not elsewhere:
             return
-        members = list(self._walk())
-        found, several = resolve(elsewhere, members)
+        basenames = dict.fromkeys(parts[-1] for name in elsewhere if (parts := split_path(name)))
+        namesakes = chain.from_iterable(self._by_basename.get(basename, ()) for basename in basenames)
+        found, several = resolve(elsewhere, namesakes)
         for name in elsewhere:
             if name in found:
                 yield name, (self.root / found[name]).read_bytes()
             else:
-                yield name, not_found(several.get(name, ()), self.root, members)
+                yield name, not_found(several.get(name, ()), self.root, self._files)
+
+    @cached_property
+    def _files(self) -> list[str]:
+        """Every file. Walked once, however often names are looked for: a set may be read in many small portions."""
+        return list(self._walk())
+
+    @cached_property
+    def _by_basename(self) -> dict[str, list[str]]:
+        files: dict[str, list[str]] = {}
+        for file in self._files:
+            files.setdefault(split_path(file)[-1], []).append(file)
+        return files
+
+    def first_names(self, count: int) -> list[str]:
+        """See `shards.store.Store`."""
+        return list(islice(self._walk(), count))
 
     def iter_files(self, *patterns: str) -> Iterator[tuple[str, bytes]]:
         """See `shards.store.Store`. The order is by name, numbers by value."""
-        for name in self._walk():
+        for name in self._files:
             if matches_any(name, patterns):
                 yield name, (self.root / name).read_bytes()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import struct
 import zlib
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -20,6 +21,16 @@ FORMATS = ("jpeg", "png", "webp", "gif", "bmp", "tiff")
 _WHITE = (255, 255, 255, 255)
 _ALPHA_MODES = ("RGBA", "LA", "PA", "RGBa")
 _DECODER_ERRORS = (OSError, SyntaxError, ValueError, EOFError, IndexError, TypeError, struct.error, zlib.error)
+
+
+@dataclass(frozen=True, slots=True)
+class ImageFacts:
+    """Format (one of `FORMATS`), Pillow's mode, and size in pixels as stored, before any EXIF rotation."""
+
+    format: str
+    mode: str
+    width: int
+    height: int
 
 
 def sniff_format(data: bytes) -> str | None:
@@ -70,6 +81,16 @@ def decode_rgb(data: bytes) -> Image.Image:
         return _to_rgb(_upright(image))
     except _DECODER_ERRORS as error:
         raise ValueError(f"broken {name}: {error}") from error
+
+
+def image_facts(data: bytes) -> ImageFacts:
+    """What a picture's header says.
+
+    Raises:
+        ValueError: It is not a picture, or its header cannot be read.
+    """
+    image, name = _open(data)
+    return ImageFacts(name, image.mode, *image.size)
 
 
 def _open(data: bytes) -> tuple[Image.Image, str]:

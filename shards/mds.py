@@ -7,6 +7,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
+from shards.contents import CONTENTS, content_line, content_of
 from shards.pair import Pair
 
 if TYPE_CHECKING:
@@ -21,12 +22,12 @@ HASHES = ["xxh64"]
 
 
 class SplitWriters:
-    """One MDS writer per split and the lists of what was left out, opened when first needed."""
+    """One MDS writer and list of contents per split, and the lists of what was left out, opened when first needed."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._mds: dict[str, MDSWriter] = {}
-        self._notes: dict[str, IO[str]] = {}
+        self._lines: dict[str, IO[str]] = {}
         self._files = ExitStack()
 
     def write(self, pair: Pair, captions: list[str]) -> None:
@@ -38,12 +39,16 @@ class SplitWriters:
             out = str(self._folder / pair.split)
             writer = self._mds[pair.split] = MDSWriter(columns=COLUMNS, out=out, hashes=HASHES)
         writer.write({"id": pair.id, "image": pair.image, "captions": captions, "meta": pair.meta})
+        self._append(f"{pair.split}/{CONTENTS}", content_line(content_of(pair.id, pair.image, captions)))
 
     def note(self, file: str, line: dict[str, Any]) -> None:
         """Append a line to a JSONL file beside the splits."""
-        if file not in self._notes:
-            self._notes[file] = self._files.enter_context((self._folder / file).open("w", encoding="utf-8"))
-        self._notes[file].write(json.dumps(line) + "\n")
+        self._append(file, json.dumps(line) + "\n")
+
+    def _append(self, file: str, line: str) -> None:
+        if file not in self._lines:
+            self._lines[file] = self._files.enter_context((self._folder / file).open("w", encoding="utf-8"))
+        self._lines[file].write(line)
 
     def finish(self) -> None:
         """Write the last shards and the indexes. MDSWriter's own exit would do so after an exception too."""

@@ -36,6 +36,31 @@ def split_path(path: str) -> Parts:
     return tuple(part for part in parts if part not in ("", ".", "..") and not (len(part) == 2 and part[1] == ":"))
 
 
+def path_id(path: str) -> str:
+    """A picture's path as an id: without its extension and without what differs between machines.
+
+    >>> path_id("../coco/train2017/000000000009.jpg")
+    'coco/train2017/000000000009'
+
+    Raises:
+        ValueError: The path has no last component.
+    """
+    parts = split_path(path)
+    if not parts:
+        raise ValueError(f"{path!r} is not the path of a file")
+    *folders, name = parts
+    return "/".join([*folders, name.rpartition(".")[0] or name])
+
+
+def stem(path: str) -> str:
+    """The last component of a path without its extension.
+
+    >>> stem("../DCI/photos/sa_1543972.jpg")
+    'sa_1543972'
+    """
+    return path_id(path).rpartition("/")[2]
+
+
 def is_junk(path: str) -> bool:
     """Whether a file is something that macOS leaves in archives and folders."""
     parts = split_path(path)

@@ -9,6 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from shards.contents import CONTENTS
+from shards.index import INDEX
 from shards.report import Report, Tally
 from shards.sources.base import Source
 
@@ -30,7 +32,7 @@ class Receipt:
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
-        """By split: counts, and size and sha256 of the index."""
+        """By split: counts, and size and sha256 of the index and of the list of contents."""
         return self.content["splits"]
 
     def report(self, out: Path) -> Report:
@@ -78,7 +80,8 @@ def write_receipt(set_dir: Path, source: Source, request: dict[str, Any], tally:
             "written": tally.written[split],
             "rejected": tally.rejected[split],
             "missing": tally.missing[split],
-            "index": fingerprint(set_dir / split / "index.json"),
+            "index": fingerprint(set_dir / split / INDEX),
+            "contents": fingerprint(set_dir / split / CONTENTS),
         }
     content = {
         "kind": KIND,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.images import CheckLevel
-from shards.sources.base import Request, Source
+from shards.sources.base import Option, Request, Source
 
 
 def make_request(source: Source, path: str | None, images: str | None, options: Mapping[str, str]) -> Request:
@@ -25,18 +25,29 @@ def make_request(source: Source, path: str | None, images: str | None, options: 
         option = source.options.get(key)
         if option is None:
             raise ValueError(f"{source.name} has no option {key!r}; its options: {', '.join(source.options) or 'none'}")
-        if option.choices and value not in option.choices:
-            raise ValueError(f"{source.name}: option {key} is one of {', '.join(option.choices)}, not {value!r}")
-    filled = {key: options.get(key, option.default) for key, option in source.options.items()}
+        for part in value.split(",") if option.several else [value]:
+            if option.choices and part not in option.choices:
+                kind = "some of" if option.several else "one of"
+                raise ValueError(f"{source.name}: option {key} is {kind} {', '.join(option.choices)}, not {part!r}")
+    filled = {key: _in_order(option, options.get(key, option.default)) for key, option in source.options.items()}
     return Request(Path(path).expanduser() if path else None, Path(images).expanduser() if images else None, filled)
 
 
-def record(request: Request, check: CheckLevel) -> dict[str, Any]:
+def _in_order(option: Option, value: str) -> str:
+    """Several choices are one request in whatever order they are stated."""
+    return ",".join(choice for choice in option.choices if choice in value.split(",")) if option.several else value
+
+
+def record(source: Source, request: Request, check: CheckLevel) -> dict[str, Any]:
     """The request as a receipt keeps it. An edited file is another request; a folder is known by its path."""
+    options: dict[str, Any] = dict(request.options)
+    for key, option in source.options.items():
+        if option.is_path and options[key]:
+            options[key] = _path_record(Path(options[key]).expanduser())
     return {
         "source": _path_record(request.source),
         "images": _path_record(request.images),
-        "options": dict(request.options),
+        "options": options,
         "check": check,
     }
 
@@ -54,19 +65,22 @@ def _path_record(path: Path | None) -> dict[str, Any] | None:
 def difference(old_name: str, old: Mapping[str, Any], name: str, new: Mapping[str, Any]) -> str:
     """Say in which respects two recorded requests differ."""
     changes = [f"the data set was {old_name}"] if old_name != name else []
-    for key in ("source", "images"):
-        before, after = old[key], new[key]
-        if before and after and before["path"] == after["path"]:
-            changes += [f"{key} {after['path']!r} has changed since"] if before != after else []
-        elif before != after:
-            changes.append(f"{key} was {_shown(before)}, now {_shown(after)}")
-    settings = {**new["options"], "check": new["check"]}
-    before = {**old["options"], "check": old["check"]}
-    changes += [
-        f"{key} was {before.get(key)!r}, now {value!r}" for key, value in settings.items() if before.get(key) != value
-    ]
+    for key in ("source", "images", "check"):
+        changes += _change(key, old[key], new[key])
+    for key in new["options"]:
+        changes += _change(key, old["options"].get(key), new["options"][key])
     return "; ".join(changes)
 
 
-def _shown(path: Mapping[str, Any] | None) -> str:
-    return repr(path["path"]) if path else "the default"
+def _change(key: str, before: Any, after: Any) -> list[str]:
+    if before == after:
+        return []
+    if isinstance(before, dict) and isinstance(after, dict) and before["path"] == after["path"]:
+        return [f"{key} {after['path']!r} has changed since"]
+    return [f"{key} was {_shown(before)}, now {_shown(after)}"]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, dict):
+        return repr(value["path"])
+    return "the default" if value in (None, "") else repr(value)

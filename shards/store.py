@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tarfile
 import zipfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -32,6 +32,38 @@ class Store(Protocol):
         """Yield path and bytes of each file whose path ends like one of the patterns, such as `annotations/*.json`."""
         ...
 
+    def first_names(self, count: int) -> list[str]:
+        """The paths of the first few files, to show what is there."""
+        ...
+
+
+class JoinedStore:
+    """Several stores as one: what one of them does not hold is looked for in the next."""
+
+    def __init__(self, stores: Sequence[Store]) -> None:
+        self.stores = stores
+
+    def read_wanted(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes | NotFound]]:
+        """See `Store`. A name that none holds carries the last store's reason."""
+        left: dict[str, NotFound] = dict.fromkeys(wanted, NotFound("not looked for"))
+        for store in self.stores:
+            for name, found in store.read_wanted(list(left)):
+                if isinstance(found, NotFound):
+                    left[name] = found
+                else:
+                    del left[name]
+                    yield name, found
+        yield from left.items()
+
+    def iter_files(self, *patterns: str) -> Iterator[tuple[str, bytes]]:
+        """See `Store`. One store after the other."""
+        for store in self.stores:
+            yield from store.iter_files(*patterns)
+
+    def first_names(self, count: int) -> list[str]:
+        """See `Store`."""
+        return [name for store in self.stores for name in store.first_names(count)][:count]
+
 
 def open_store(path: Path) -> Store:
     """Open a folder or an archive; the kind of an archive is read from its bytes, not from its name.
@@ -44,8 +76,11 @@ def open_store(path: Path) -> Store:
         return FolderStore(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; point at {ARCHIVE_KINDS}")
-    if tarfile.is_tarfile(path):
-        return TarStore(path)
-    if zipfile.is_zipfile(path):
-        return ZipStore(path)
+    if is_archive(path):
+        return TarStore(path) if tarfile.is_tarfile(path) else ZipStore(path)
     raise ValueError(f"{path} is not {ARCHIVE_KINDS}; if it was downloaded, fetch it again")
+
+
+def is_archive(path: Path) -> bool:
+    """Whether a file is a tar or a zip, by its bytes."""
+    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)

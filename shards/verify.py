@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from shards.contents import CONTENTS, Content, content_of, read_contents
 from shards.images import check_image
 from shards.index import INDEX, Shard, hash_problem, read_index, size_problems
 from shards.reader import ShardReader
@@ -93,21 +94,34 @@ class _Audit:
             if fingerprint(folder / INDEX) != entry["index"]:
                 self.problems.append(f"{folder / INDEX} was altered after the set was written")
             shards = read_index(folder)
+            contents = self._contents(folder, entry)
         except (OSError, ValueError) as error:
             self.problems.append(f"split {split}: {error}")
             return
         damaged = _file_problems(folder, shards)
         self.problems += damaged.values()
-        strangers = sorted({child.name for child in folder.iterdir()} - {shard.name for shard in shards} - {INDEX})
+        strangers = sorted(
+            {child.name for child in folder.iterdir()} - {shard.name for shard in shards} - {INDEX, CONTENTS}
+        )
         self.problems += [f"{folder / name} is not in the index" for name in strangers]
         declared = sum(shard.samples for shard in shards)
         if declared != entry["written"]:
             self.problems.append(f"split {split}: {declared} pairs in the index, {entry['written']} in the receipt")
         # A damaged shard has been named; its samples would only repeat that.
         if not damaged:
-            self._samples(folder)
+            self._samples(folder, contents)
 
-    def _samples(self, folder: Path) -> None:
+    def _contents(self, folder: Path, entry: dict[str, Any]) -> list[Content] | None:
+        """The list of contents; None for a set that was written before there were such lists."""
+        if "contents" not in entry:
+            return None
+        if not (folder / CONTENTS).is_file():
+            self.problems.append(f"{folder / CONTENTS} is missing")
+        elif fingerprint(folder / CONTENTS) != entry["contents"]:
+            self.problems.append(f"{folder / CONTENTS} was altered after the set was written")
+        return read_contents(folder)
+
+    def _samples(self, folder: Path, contents: list[Content] | None) -> None:
         try:
             reader = ShardReader(folder)
         except ValueError as error:
@@ -117,6 +131,12 @@ class _Audit:
             try:
                 sample = reader[index]
                 self.problems += [f"{folder}, pair {index}: {what}" for what in self._sample_problems(sample)]
+                if (
+                    contents is not None
+                    and content_of(sample["id"], sample["image"], sample["captions"])
+                    not in (contents[index : index + 1])
+                ):
+                    self.problems.append(f"{folder}, pair {index}: it is not what {CONTENTS} says")
                 self.bytes += len(sample["image"])
             except ValueError as error:
                 self.problems.append(str(error))

@@ -18,6 +18,9 @@ from shards.sources import get_source
 from shards.sources.base import Reading
 from shards.staging import clear_leftovers, staged
 
+MAX_CAPTION = 1 << 16
+"""Characters; a longer caption is refused. DCI's longest are far below, a file with an open quotation mark above."""
+
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -30,6 +33,7 @@ def write_set(
     options: Mapping[str, str] | None = None,
     check: CheckLevel = "decode",
     overwrite: bool = False,
+    allow_missing: int = 0,
     progress: Callable[[Progress], None] | None = None,
 ) -> Report:
     """Write a data set to `<out>/<split>/` as MDS shards, with a receipt in `<out>/manifest.json`.
@@ -42,22 +46,30 @@ def write_set(
         options: The source's own options, by name.
         check: How closely each picture is looked at before it is written: see `shards.images.check_image`.
         overwrite: Whether a set that is there, made by another request, is replaced.
+        allow_missing: How many pictures may be missing. A benchmark without some of its pictures is another benchmark,
+            so it is none by default.
         progress: Called after each item.
 
     Returns:
         The report; `already_there` is set where the same request had been written before.
 
     Raises:
-        ValueError: The request makes no sense, `out` holds something else, or not one pair came of it.
+        ValueError: The request makes no sense, `out` holds something else, not one pair came of it, or more pictures
+            are missing than allowed: then nothing is written, and the message names them.
         FileNotFoundError: The data are not where they should be; the message says what to install or download.
     """
     chosen = get_source(name)
     request = make_request(chosen, source, images, options or {})
     target = Path(out).expanduser() if out else SETS / name
-    asked = record(request, check)
+    asked = record(chosen, request, check)
     clear_leftovers(target.resolve())
     existing = _existing(target, name, asked, overwrite)
     if existing is not None:
+        if existing.missing > allow_missing:
+            raise ValueError(
+                f"{target} is there without {existing.missing} pictures, which its missing.jsonl names; "
+                f"{allow_missing} may be missing: get them and say overwrite, or --allow-missing {existing.missing}"
+            )
         return existing
     start = time.perf_counter()
     reading = chosen.read(request)
@@ -66,6 +78,8 @@ def write_set(
         _write(reading, folder, check, tally, progress)
         if tally.num_written == 0:
             raise ValueError(_nothing_written(name, tally))
+        if tally.num_missing > allow_missing:
+            raise ValueError(_too_many_missing(name, tally, allow_missing))
         write_receipt(folder, chosen, asked, tally)
     return Report(
         name=name,
@@ -139,6 +153,9 @@ def _problem(pair: Pair, captions: list[str], ids: set[str], check: CheckLevel) 
         return "duplicate id"
     if not captions:
         return "no caption that is not empty"
+    longest = max(map(len, captions))
+    if longest > MAX_CAPTION:
+        return f"a caption of {longest} characters, above the limit of {MAX_CAPTION}; is a quotation mark left open?"
     if not _SPLIT.fullmatch(pair.split):
         return f"split {pair.split!r} cannot be a folder's name"
     try:
@@ -147,6 +164,16 @@ def _problem(pair: Pair, captions: list[str], ids: set[str], check: CheckLevel) 
     except ValueError as error:
         return str(error)
     return None
+
+
+def _too_many_missing(name: str, tally: Tally, allowed: int) -> str:
+    named = ", ".join(f"{item.id} ({item.image_name})" for item in tally.first_missing)
+    more = tally.num_missing - len(tally.first_missing)
+    return (
+        f"{name}: {tally.num_missing} pictures are missing, {allowed} may be: {named}"
+        f"{f' and {more} more' if more else ''}. Get them, or write the set without them (its missing.jsonl will name "
+        f"all of them): --allow-missing {tally.num_missing}"
+    )
 
 
 def _nothing_written(name: str, tally: Tally) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from tests.fixtures import write_tiny_set
 from tests.ranks import Ranks
+from tests.wheel import Installed, build_wheel, install_wheel
 
 
 @pytest.fixture(scope="session")
@@ -23,3 +24,15 @@ def ranks() -> Iterator[Ranks]:
 def tiny_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A real set of shards: OpenMoji pictures, 64 train, 24 val and 24 test pairs. Read it, do not change it."""
     return write_tiny_set(tmp_path_factory.mktemp("tiny"))
+
+
+@pytest.fixture(scope="session")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of this checkout."""
+    return build_wheel(tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="session")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel, installed away from the checkout, with an empty folder to work in."""
+    return install_wheel(wheel, tmp_path_factory.mktemp("installed"))

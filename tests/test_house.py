@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import itertools
-import os
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -47,33 +45,6 @@ def test_exactly_one_onnxruntime_is_installed_on_any_platform():
         assert chosen == (["onnxruntime-gpu"] if (platform, machine) == ("linux", "x86_64") else ["onnxruntime"])
 
 
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    """The wheel, built from a copy of the tree: building leaves folders behind."""
-    pytest.importorskip("build")
-    folder = tmp_path_factory.mktemp("wheel")
-    left_out = (".*", "data", "runs", "dist", "build", "tests", "docs", "*.egg-info", "__pycache__")
-
-    def ignored(parent: str, names: list[str]) -> set[str]:
-        return shutil.ignore_patterns(*left_out)(parent, names) if Path(parent) == ROOT else {"__pycache__"}
-
-    shutil.copytree(ROOT, folder / "tree", ignore=ignored)
-    command = [
-        sys.executable,
-        "-m",
-        "build",
-        "--wheel",
-        "--no-isolation",
-        "--outdir",
-        str(folder),
-        str(folder / "tree"),
-    ]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 0, done.stdout + done.stderr
-    (path,) = folder.glob("*.whl")
-    return path
-
-
 def test_the_wheel_holds_every_source_and_config_file(wheel):
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if not name.split("/")[0].endswith(".dist-info")}
@@ -94,39 +65,16 @@ print(load_recipe("default").objective.name)
 """
 
 
-def test_the_wheel_works_away_from_the_checkout(wheel, tmp_path):
-    site, empty = tmp_path / "site", tmp_path / "empty"
-    empty.mkdir()
-    pip = [
-        sys.executable,
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--no-deps",
-        "--no-index",
-        "--target",
-        str(site),
-        str(wheel),
-    ]
-    subprocess.run(pip, check=True, capture_output=True)
-
-    def python(*arguments: str) -> list[str]:
-        env = {**os.environ, "PYTHONPATH": str(site)}
-        command = [sys.executable, *arguments]
-        return subprocess.run(
-            command, env=env, cwd=empty, check=True, capture_output=True, text=True
-        ).stdout.splitlines()
-
-    *places, objective = python("-c", INSTALLED)
-    assert [Path(place).relative_to(site) for place in places] == [
+def test_the_wheel_works_away_from_the_checkout(installed):
+    *places, objective = installed.python("-c", INSTALLED).splitlines()
+    assert [Path(place).relative_to(installed.site) for place in places] == [
         Path("pipeline/__init__.py"),
         Path("configs/zero3.json"),
         Path("configs/models/lite0-minilm.json"),
     ]
     assert objective == "hn"
-    listed = python("-m", "pipeline.cli", "shards", "list")
-    assert {"dci", "ifct", "openmoji", "pairs"} <= {line.split()[0] for line in listed}
+    listed = installed.python("-m", "pipeline.cli", "shards", "list").splitlines()
+    assert {"dci", "ifct", "openmoji", "pairs"} <= {line.split()[0] for line in listed if line.strip()}
 
 
 # make -----------------------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from typing import Any
 
 from pipeline.evaluate.encode import Encoder, TorchEncoder, encode_split
 from pipeline.evaluate.recall import retrieval_metrics
+from shards.overlap import overlap
 from shards.reader import ShardReader, resolve_set, split_dir
 from shards.report import Progress
 
@@ -26,38 +27,54 @@ def evaluate_model(
         progress: called with the pictures done.
     """
     reader = ShardReader(split_dir(resolve_set(folder), split))
-    encoder, source = load_encoder(model, runs)
+    encoder, source, trained_on = load_encoder(model, runs)
     embeddings = encode_split(
         encoder, reader, batch_size, progress=lambda done: progress(Progress(done, len(reader), 0))
     )
     metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
+    warning = _overlap_warning(trained_on, resolve_set(folder) / split)
     lines = [
+        *([warning] if warning else []),
         f"{source} on {folder} {split}: {metrics['images']} images, {metrics['captions']} captions; "
         "ties count against the model",
         *(_line(name, metrics[key]) for name, key in (("text to image", "t2i"), ("image to text", "i2t"))),
     ]
-    return {"model": source, "set": folder, "split": split, **metrics, "lines": lines}
+    return {"model": source, "set": folder, "split": split, **metrics, "overlap": warning, "lines": lines}
 
 
-def load_encoder(model: str, runs: Path) -> tuple[Encoder, str]:
-    """What encodes, and its name in a table."""
+def load_encoder(model: str, runs: Path) -> tuple[Encoder, str, Path | None]:
+    """What encodes, its name in a table, and the split that it trained on, where that is known and still there."""
     if (Path(model) / "onnx").is_dir():
         from export.runtime import Bundle
 
-        return Bundle(Path(model)), model
+        return Bundle(Path(model)), model, None
     from pipeline.config import ModelConfig
     from pipeline.model import build_model, load_checkpoint
     from pipeline.model.tokenizer import CaptionTokenizer
     from pipeline.preprocess import Preprocess
 
+    trained_on = None
     name, _, pretrained = model.partition(":")
     if not Path(model).exists() and not (runs / model).exists() and _is_open_clip_name(name):
         encoder, source = build_model(ModelConfig(name=name, pretrained=pretrained or None)).eval(), model
     else:
         encoder, meta = load_checkpoint(model, runs)
         source = meta["path"]
+        trained_on = _training_split(meta)
     preprocess = Preprocess.from_config(encoder.spec["preprocess_cfg"])
-    return TorchEncoder(encoder, preprocess, CaptionTokenizer(encoder.spec)), source
+    return TorchEncoder(encoder, preprocess, CaptionTokenizer(encoder.spec)), source, trained_on
+
+
+def _training_split(meta: dict[str, Any]) -> Path | None:
+    try:
+        return split_dir(resolve_set(meta["data_set"]), meta["train_split"])
+    except (ValueError, OSError):  # moved, or never on this machine
+        return None
+
+
+def _overlap_warning(trained_on: Path | None, evaluated: Path) -> str | None:
+    """One line when the model has seen pairs of what it is evaluated on."""
+    return overlap(trained_on, evaluated).warning() if trained_on is not None else None
 
 
 def _is_open_clip_name(name: str) -> bool:

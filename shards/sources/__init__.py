@@ -4,12 +4,32 @@ from __future__ import annotations
 
 import difflib
 
-from shards.sources import dci, ifct, openmoji, pairs
+from shards.sources import (
+    coco,
+    dci,
+    detailcaps,
+    docci,
+    flags,
+    flickr30k,
+    goal_json,
+    ifct,
+    iiw,
+    long_dci,
+    openmoji,
+    pairs,
+    sharegpt4v,
+    sketchy,
+    structxlip_json,
+    urban1k,
+    vg_paragraphs,
+)
 from shards.sources.base import Source
 
-SOURCES: dict[str, Source] = {
-    source.name: source for source in (dci.SOURCE, ifct.SOURCE, openmoji.SOURCE, pairs.SOURCE)
-}
+_MODULES = (
+    *(docci, dci, long_dci, urban1k, vg_paragraphs, sharegpt4v, iiw, detailcaps, sketchy, coco, flickr30k),
+    *(goal_json, structxlip_json, pairs, openmoji, ifct, flags),
+)
+SOURCES: dict[str, Source] = {module.SOURCE.name: module.SOURCE for module in _MODULES}
 
 
 def get_source(name: str) -> Source:

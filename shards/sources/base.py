@@ -15,11 +15,17 @@ from shards.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """A setting of one source. `choices` is empty where any text will do."""
+    """A setting of one source.
+
+    `choices` is empty where any text will do; with `several` the value is some of them, separated by commas. `is_path`
+    says that the value is a file, so that a receipt notices when it is edited.
+    """
 
     default: str
     help: str
     choices: tuple[str, ...] = ()
+    several: bool = False
+    is_path: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +54,7 @@ class Source:
 
     `licence` is the data's own; `needs` says in one line what to install or download and where to point SOURCE. `read`
     raises ValueError or FileNotFoundError, with that line, when something is not there. `packages` are Python packages
-    whose versions decide the data.
+    whose versions decide the data. `published` is the size of each split as its authors state it, where they do.
     """
 
     name: str
@@ -60,6 +66,21 @@ class Source:
     takes_images: bool = False
     options: Mapping[str, Option] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
+    published: Mapping[str, int] = field(default_factory=dict)
+
+
+UNLISTED = "unlisted"
+"""Split of what the official lists of splits do not name: written, but never trained or tested on by accident."""
+
+
+def splits_option(*splits: str, default: str = "") -> Option:
+    """The option `splits`: which of the data set's own splits are written, all by default."""
+    return Option(default or ",".join(splits), "which splits, separated by commas", splits, several=True)
+
+
+def wanted_splits(request: Request) -> tuple[str, ...]:
+    """What `splits_option` was answered with."""
+    return tuple(request.options["splits"].split(","))
 
 
 def find_source(request: Request, name: str, needs: str) -> Path:

@@ -6,83 +6,115 @@ Official layout, as a folder, as its parent, or as dci.tar.gz:
       annotations/NNNNNN-data.json   one photograph each, joined on its field "image" ("sa_N.jpg")
       splits.json                    {"train": [...], "valid": [...], "test": [...]}: names of annotation files
       photos/                        empty as shipped; the photographs are SA-1B's sa_000138.tar
+
+GOAL, StructXLIP and their followers split DCI otherwise: 75 of the 112 official test photographs are in GOAL's training
+list. The options `goal_train` and `goal_test` state its lists, and then only they say what is written to which split.
 """
 
 from __future__ import annotations
 
 import json
-from itertools import chain
+import re
+from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from shards.names import stem
 from shards.pair import Entry, Rejected
-from shards.sources.base import Option, Reading, Request, Source, find_source, join_images
-from shards.store import Store, open_store
+from shards.sources.base import UNLISTED, Option, Reading, Request, Source
+from shards.sources.files import Files
+from shards.sources.rows import Draft, joined, name_in
+from shards.sources.table import parse_json, read_rows
+from shards.store import Store
 
 NEEDS = (
-    "dci.tar.gz (github.com/facebookresearch/DCI), unpacked or not, as SOURCE, and SA-1B's sa_000138.tar, "
-    "unpacked or not, as IMAGES unless photos/ holds its pictures"
+    "dci.tar.gz (https://dl.fbaipublicfiles.com/densely_captioned_images/dci.tar.gz, free), unpacked or not, in "
+    "data/dci or as SOURCE; and SA-1B's sa_000138.tar (ai.meta.com/datasets/segment-anything-downloads, asks for "
+    "consent), unpacked or not, beside annotations/, in photos/, or as IMAGES"
 )
-UNLISTED = "unlisted"
-"""Split of annotations that splits.json does not name: written, but never trained or tested on by accident."""
+ARCHIVES = ("dci.tar.gz",)
 
 _SPLIT_NAMES = {"valid": "val"}
 _ALSO_SEEN = "The following can also be seen in the image:"
 
+Annotation = dict[str, Any] | str
+"""The words and boxes of one photograph, or why they cannot be read."""
+
 
 def read(request: Request) -> Reading:
     """Read every annotation (short texts), then the photographs in one pass."""
-    root = find_source(request, "dci", NEEDS)
-    if root.is_dir() and (root / "densely_captioned_images").is_dir():
-        root = root / "densely_captioned_images"
-    photos = _photo_store(root, request.images)
-    splits, annotations = _read_annotations(open_store(root))
-    if not annotations:
-        raise ValueError(f"{root} holds no annotations/*.json. dci needs: {NEEDS}")
-    if splits is None:
-        raise ValueError(f"{root} holds no splits.json beside annotations/. dci needs: {NEEDS}")
+    files = Files(request, "dci", NEEDS, ARCHIVES)
+    photos = photo_store(files)
+    splits, annotations = read_annotations(files)
+    goal = {split: path for split in ("train", "test") if (path := request.options[f"goal_{split}"])}
+    if goal:
+        splits = _goal_splits(goal, annotations)
     absent = sorted(splits.keys() - annotations.keys())
-    rejected = [Rejected(file, "in splits.json, but not in annotations/", splits[file]) for file in absent]
-    entries: list[tuple[str, Entry]] = []
-    for file, slim in sorted(annotations.items()):
-        item = _entry(file, slim, splits.get(file, UNLISTED), request.options["caption"])
-        if isinstance(item, Rejected):
-            rejected.append(item)
-        else:
-            entries.append(item)
-    return Reading(chain(rejected, join_images(photos, entries)), len(rejected) + len(entries))
+    drafts: list[Draft | Rejected] = [
+        Rejected(file, "in the splits, but not in annotations/", splits[file]) for file in absent
+    ]
+    for file, annotation in sorted(annotations.items()):
+        if file in splits or not goal:
+            drafts.append(draft(file, annotation, splits.get(file, UNLISTED), request.options["caption"]))
+    return joined(photos, drafts)
 
 
-def _photo_store(root: Path, images: Path | None) -> Store:
-    if images is not None:
-        return open_store(images)
-    if not (root / "photos").is_dir():
-        raise FileNotFoundError(f"the photographs of DCI are not in {root}. dci needs: {NEEDS}")
-    return open_store(root / "photos")
+def photo_store(files: Files) -> Store:
+    """The photographs: in photos/ or SA-1B's tar beside the annotations, or where IMAGES says."""
+    places = ("photos", "sa_000138.tar")
+    return files.pictures(*places, *(f"densely_captioned_images/{place}" for place in places))
 
 
-def _read_annotations(store: Store) -> tuple[dict[str, str] | None, dict[str, dict[str, Any] | str]]:
-    """The split of each annotation file (None without splits.json), and its slim content or the reason for none."""
+def read_annotations(files: Files) -> tuple[dict[str, str], dict[str, Annotation]]:
+    """The split of each annotation file, and its slim content or the reason for none."""
     splits: dict[str, str] | None = None
-    annotations: dict[str, dict[str, Any] | str] = {}
-    for path, data in store.iter_files("annotations/*.json", "splits.json"):
+    annotations: dict[str, Annotation] = {}
+    for path, data in files.all("annotations/*.json", "splits.json"):
         name = PurePosixPath(path).name
         if name == "splits.json":
-            listed = json.loads(data)
-            splits = {file: _SPLIT_NAMES.get(split, split) for split, files in listed.items() for file in files}
+            listed = parse_json(data, path, "test")
+            splits = {file: _SPLIT_NAMES.get(split, split) for split, names in listed.items() for file in names}
         else:
             try:
                 annotations[name] = _slim(json.loads(data))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 annotations[name] = f"annotation cannot be read: {error!r}"
+    if not annotations:
+        raise ValueError(files.lacks("annotations/*.json"))
+    if splits is None:
+        raise ValueError(files.lacks("splits.json beside annotations/"))
     return splits, annotations
+
+
+def _goal_splits(lists: dict[str, str], annotations: dict[str, Annotation]) -> dict[str, str]:
+    """The split of each annotation file whose photograph is in one of GOAL's lists, which name files after sa_N."""
+    file_of = {stem(slim["image"]): file for file, slim in annotations.items() if isinstance(slim, dict)}
+    splits: dict[str, str] = {}
+    for split, path in lists.items():
+        for id in dict.fromkeys(_photographs(Path(path).expanduser())):
+            file = file_of.get(id, id)
+            if splits.setdefault(file, split) != split:
+                raise ValueError(f"{id} is in GOAL's list of {splits[file]} and in that of {split}: state other lists")
+    return splits
+
+
+def _photographs(path: Path) -> Iterable[str]:
+    """The photographs that a list names, be it of pictures or of crops ("sa_1.jpg_results/sa_1_max_37.png")."""
+    for number, row in read_rows(path):
+        name = str(row.get("original_filename") or row.get("filename")) if isinstance(row, dict) else row
+        found = re.search(r"sa_\d+", name)
+        if found is None:
+            raise ValueError(
+                f"{path}, row {number}: {name!r} names no photograph of SA-1B; is it a list of GOAL's for DCI?"
+            )
+        yield found.group()
 
 
 def _slim(annotation: dict[str, Any]) -> dict[str, Any]:
     """Keep the words and boxes; nearly all of a file is base64 masks, and 7805 of those do not fit in memory."""
     masks = [mask for mask in annotation["mask_data"].values() if mask["mask_quality"] != 2]
     return {
-        "image": annotation["image"],
+        "image": name_in(annotation, "image"),
         "short": annotation.get("short_caption") or "",
         "extra": annotation.get("extra_caption") or "",
         "masks": [_mask_text(mask) for mask in masks],
@@ -106,10 +138,11 @@ def _box(bounds: Any) -> list[int]:
     return [left, top, right, bottom]
 
 
-def _entry(file: str, slim: dict[str, Any] | str, split: str, kind: str) -> tuple[str, Entry] | Rejected:
+def draft(file: str, slim: Annotation, split: str, kind: str) -> Draft | Rejected:
+    """An annotation as a draft with the caption of this kind."""
     if isinstance(slim, str):
         return Rejected(file, slim, split)
-    id = PurePosixPath(slim["image"]).stem
+    id = stem(slim["image"])
     caption = _caption(slim, kind)
     if not caption.strip():
         return Rejected(id, f"empty {kind} caption in {file}", split)
@@ -133,7 +166,10 @@ SOURCE = Source(
     needs=NEEDS,
     read=read,
     takes_images=True,
+    published={"test": 112},
     options={
+        "goal_train": Option("", "GOAL's list of training pictures: its DCI_train or DCI_segment JSON", is_path=True),
+        "goal_test": Option("", "GOAL's list of test pictures: its DCI_test.json", is_path=True),
         "caption": Option("extra", "which of the official captions", ("short", "extra", "extended", "full")),
     },
 )

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from shards.names import split_path
-from shards.pair import Entry, Rejected
-from shards.sources.base import Option, Reading, Request, Source, hash_split, join_images
+from shards.names import path_id, split_path
+from shards.pair import Entry
+from shards.sources.base import Option, Reading, Request, Source, hash_split
+from shards.sources.rows import Draft, captions_in, joined, make_drafts, name_in
 from shards.sources.table import read_rows
 from shards.store import open_store
 
@@ -42,9 +42,8 @@ def read(request: Request) -> Reading:
         raise FileNotFoundError(f"{request.source} is not a file. pairs needs: {NEEDS}")
     rows = list(read_rows(request.source))
     keys = find_keys([row for _, row in rows if isinstance(row, dict)], request.options, request.source)
-    entries, rejected = group(rows, keys, request.options["split"])
-    store = open_store(request.images or request.source.parent)
-    return Reading(chain(rejected, join_images(store, entries)), len(rejected) + len(entries))
+    drafts = make_drafts(rows, lambda row: _draft(row, keys, request.options["split"]))
+    return joined(open_store(request.images or request.source.parent), drafts)
 
 
 def find_keys(rows: list[dict[str, Any]], options: Mapping[str, str], source: Path) -> Keys:
@@ -71,68 +70,18 @@ def find_keys(rows: list[dict[str, Any]], options: Mapping[str, str], source: Pa
     return Keys(image, caption, pick("id_key", (), False), pick("split_key", (SPLIT_KEY,), False))
 
 
-def group(
-    rows: list[tuple[int, dict[str, Any] | str]], keys: Keys, split: str
-) -> tuple[list[tuple[str, Entry]], list[Rejected]]:
-    """Make one entry per id out of numbered rows (a row that cannot be read is its reason); later rows add captions.
-
-    Captions that are empty stay in, as "": the writer drops and counts them.
-    """
-    entries: dict[str, tuple[str, Entry]] = {}
-    rejected = []
-    for line, row in rows:
-        try:
-            image, entry = _entry(row, keys, split)
-            known = entries.setdefault(entry.id, (image, entry))
-            if known[1] is not entry:
-                _merge(known, image, entry)
-        except ValueError as error:
-            rejected.append(Rejected(f"line {line}", str(error)))
-    return list(entries.values()), rejected
-
-
-def _entry(row: dict[str, Any] | str, keys: Keys, split: str) -> tuple[str, Entry]:
-    if isinstance(row, str):
-        raise ValueError(row)
-    for key in (keys.image, keys.caption):
-        if key not in row:
-            raise ValueError(f"no {key!r}")
-    image = row[keys.image]
-    if not isinstance(image, str) or not split_path(image):
+def _draft(row: dict[str, Any], keys: Keys, split: str) -> Draft:
+    image = name_in(row, keys.image)
+    if not split_path(image):
         raise ValueError(f"{keys.image!r} is {image!r}, not the path of a picture")
-    id = _text(row, keys.id) or _default_id(image)
+    id = _text(row, keys.id) or path_id(image)
     row_split = _text(row, keys.split) or (hash_split(id) if split == "hash" else split)
-    return image, Entry(id, _captions(row[keys.caption], keys.caption), row_split, {"image": image})
+    return image, Entry(id, captions_in(row, keys.caption), row_split, {"image": image})
 
 
 def _text(row: dict[str, Any], key: str | None) -> str:
     value = row.get(key) if key else None
     return "" if value is None else str(value).strip()
-
-
-def _captions(value: Any, key: str) -> list[str]:
-    captions = ["" if caption is None else caption for caption in (value if isinstance(value, list) else [value])]
-    for caption in captions:
-        if not isinstance(caption, str):
-            raise ValueError(f"{key!r} holds {type(caption).__name__}, not text")
-    return captions
-
-
-def _default_id(image: str) -> str:
-    """The picture's path without its extension and without what differs between machines."""
-    *folders, name = split_path(image)
-    stem = name.rpartition(".")[0] or name
-    return "/".join([*folders, stem])
-
-
-def _merge(known: tuple[str, Entry], image: str, entry: Entry) -> None:
-    """Add the captions of another row of the same picture."""
-    known_image, first = known
-    if image != known_image:
-        raise ValueError(f"id {entry.id!r} already stands for {known_image!r}, here for {image!r}")
-    if entry.split != first.split:
-        raise ValueError(f"{image!r} is in split {first.split!r} already, here in {entry.split!r}")
-    first.captions.extend(entry.captions)
 
 
 SOURCE = Source(

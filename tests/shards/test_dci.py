@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from shards.pair import Item, Missing, Pair, Rejected
-from shards.sources import get_source
-from shards.sources.base import Request
+from shards.writer import write_set
 from tests.shards.layouts import UNICODE_CAPTION, dci_files, write_tar, write_tree
+from tests.shards.reading import read_items
 
 
-def read(source: Path | None, images: Path | None = None, caption: str = "extra") -> dict[str, Item]:
-    reading = get_source("dci").read(Request(source, images, {"caption": caption}))
-    items = list(reading)
-    assert reading.wanted == len(items)
-    return {item.id: item for item in items}
+def read(source: Path | None, images: Path | None = None, caption: str = "extra", **options: str) -> dict[str, Item]:
+    return {item.id: item for item in read_items("dci", source, images, caption=caption, **options)}
 
 
 @pytest.fixture
@@ -24,11 +23,12 @@ def sa1b(tmp_path: Path) -> Path:
     return write_tar(tmp_path / "sa_000138.tar", dci_files()[1])
 
 
-@pytest.mark.parametrize("kind", ["folder", "parent", "archive"])
+@pytest.mark.parametrize("kind", ["folder", "parent", "archive", "download"])
 def test_pairs_of_each_layout(kind: str, tmp_path: Path, sa1b: Path) -> None:
     annotations, photos = dci_files()
-    if kind == "archive":
+    if kind in ("archive", "download"):
         source = write_tar(tmp_path / "dci.tar.gz", annotations, "w:gz")
+        source = source if kind == "archive" else tmp_path
     else:
         source = write_tree(tmp_path / "dci", annotations)
         source = source if kind == "parent" else source / "densely_captioned_images"
@@ -94,7 +94,7 @@ def test_broken_and_absent_annotations_are_rejected(tmp_path: Path, sa1b: Path) 
     broken, absent = items["101-data.json"], items["103-data.json"]
     assert isinstance(broken, Rejected)
     assert "cannot be read" in broken.reason
-    assert absent == Rejected("103-data.json", "in splits.json, but not in annotations/", "test")
+    assert absent == Rejected("103-data.json", "in the splits, but not in annotations/", "test")
 
 
 def test_what_is_not_there_is_asked_for(tmp_path: Path, sa1b: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +105,7 @@ def test_what_is_not_there_is_asked_for(tmp_path: Path, sa1b: Path, monkeypatch:
     annotations, _ = dci_files()
     write_tree(tmp_path / "drive" / "dci", annotations)
     assert "sa_1545001" in read(None, sa1b)
-    with pytest.raises(FileNotFoundError, match=r"photographs of DCI are not in .*sa_000138\.tar"):
+    with pytest.raises(FileNotFoundError, match=r"pictures of dci are not in .*sa_000138\.tar"):
         read(None)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match=r"no annotations/\*\.json"):
@@ -113,3 +113,55 @@ def test_what_is_not_there_is_asked_for(tmp_path: Path, sa1b: Path, monkeypatch:
     del annotations["densely_captioned_images/splits.json"]
     with pytest.raises(ValueError, match=r"no splits\.json"):
         read(write_tree(tmp_path / "unsplit", annotations), sa1b)
+
+
+def goal_lists(folder: Path) -> dict[str, str]:
+    """A list of crops for training and a list of pictures for the test, as GOAL has them."""
+    train = [
+        {"filename": f"../seg/sa_154500{n}.jpg_results/sa_154500{n}_max_3.png", "caption": "crop"} for n in (1, 4, 9)
+    ]
+    test = [{"filename": "../DCI/photos/sa_1545002.jpg", "caption": "whole"}]
+    paths = {}
+    for split, rows in {"train": train, "test": test}.items():
+        path = folder / f"DCI_{split}.json"
+        path.write_text(json.dumps(rows))
+        paths[f"goal_{split}"] = str(path)
+    return paths
+
+
+def test_splits_of_goal(tmp_path: Path, sa1b: Path) -> None:
+    source = write_tree(tmp_path / "dci", dci_files()[0])
+    items = read(source, sa1b, **goal_lists(tmp_path))
+    splits = {id: item.split for id, item in items.items() if isinstance(item, Pair)}
+    assert splits == {"sa_1545001": "train", "sa_1545004": "train", "sa_1545002": "test"}, "and no other photograph"
+    assert items["sa_1545009"] == Rejected("sa_1545009", "in the splits, but not in annotations/", "train")
+    lists = goal_lists(tmp_path)
+    with pytest.raises(ValueError, match="sa_1545002 is in GOAL's list of train and in that of test"):
+        read(source, sa1b, goal_train=lists["goal_test"], goal_test=lists["goal_test"])
+    (tmp_path / "DCI_test.json").write_text('[{"filename": "Urban1k/image/1.jpg"}]')
+    with pytest.raises(ValueError, match=r"DCI_test\.json, row 1: 'Urban1k/image/1\.jpg' names no photograph of SA-1B"):
+        read(source, sa1b, **lists)
+
+
+def test_an_edited_list_is_another_request(tmp_path: Path, sa1b: Path) -> None:
+    source = write_tree(tmp_path / "dci", dci_files()[0])
+    arguments: dict[str, Any] = {"source": str(source), "images": str(sa1b), "out": str(tmp_path / "out")}
+    lists = goal_lists(tmp_path)
+    assert write_set("dci", options=lists, **arguments).written == {"train": 2, "test": 1}
+    assert write_set("dci", options=lists, **arguments).already_there
+    (tmp_path / "DCI_test.json").write_text('[{"filename": "sa_1545005.jpg"}]')
+    with pytest.raises(ValueError, match=r"another request \(goal_test '.*DCI_test\.json' has changed since\)"):
+        write_set("dci", options=lists, **arguments)
+
+
+def test_long_dci_is_every_photograph_with_an_extra_caption(tmp_path: Path, sa1b: Path) -> None:
+    source = write_tree(tmp_path / "dci", dci_files()[0])
+    items = {item.id: item for item in read_items("long-dci", source, sa1b)}
+    pairs = {id: item for id, item in items.items() if isinstance(item, Pair)}
+    assert {id: pair.split for id, pair in pairs.items()} == dict.fromkeys(
+        ("sa_1545001", "sa_1545002", "sa_1545004", "sa_1545005"), "test"
+    )
+    assert pairs["sa_1545002"].captions == [UNICODE_CAPTION]
+    assert items["sa_1545003"] == Rejected("sa_1545003", "empty extra caption in 102-data.json", "test")
+    unseen = read_items("long-dci", source, sa1b, without_dci_train="yes")
+    assert {item.id for item in unseen} == {"sa_1545002", "sa_1545004", "sa_1545005"}

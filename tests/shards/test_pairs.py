@@ -89,7 +89,7 @@ def test_bad_rows_are_rejected_by_line(folder: Path) -> None:
     assert set(captions(items)) == {"1", "3"}
     found = {item.id: item.reason for item in items if isinstance(item, Rejected)}
     assert list(found) == ["line 3", "line 4", "line 5", "line 6", "line 7"]
-    assert found["line 4"] == "no 'caption'"
+    assert found["line 4"] == "no 'caption' among image"
     assert "int, not text" in found["line 7"]
 
 

@@ -63,7 +63,7 @@ def test_what_cannot_be_a_pair_is_rejected_by_id_and_counted(write: Write, tmp_p
     }
     rows = [row(name) for name in files if name not in ("blank.jpg", "odd.jpg")]
     rows += [row("blank.jpg", [None, " \n"]), row("odd.jpg", split="../up"), row("gone.jpg"), row("good.jpg", " ")]
-    report = write(rows, files)
+    report = write(rows, files, allow_missing=1)
     assert (report.wanted, report.written, report.rejected, report.missing) == (7, {"train": 1}, 5, 1)
     assert report.empty_captions == 3
     found = reasons(tmp_path / "out")
@@ -176,7 +176,7 @@ def test_unfit_arguments_are_named(tmp_path: Path) -> None:
 
 def test_progress_counts_up_to_what_is_wanted(write: Write) -> None:
     seen: list[Progress] = []
-    write([row(f"{n}.jpg") for n in range(3)], {"0.jpg": jpeg(0), "1.jpg": b""}, progress=seen.append)
+    write([row(f"{n}.jpg") for n in range(3)], {"0.jpg": jpeg(0), "1.jpg": b""}, allow_missing=1, progress=seen.append)
     assert [(step.done, step.wanted) for step in seen] == [(1, 3), (2, 3), (3, 3)]
 
 
@@ -188,7 +188,7 @@ def test_equal_inputs_give_equal_files(write: Write, tmp_path: Path) -> None:
         write_set("pairs", source=str(source), out=str(out))
         trees.append({str(path.relative_to(out)): path.read_bytes() for path in out.rglob("*") if path.is_file()})
     assert trees[0] == trees[1]
-    assert sorted(trees[0]) == ["manifest.json", "train/index.json", "train/shard.00000.mds"]
+    assert sorted(trees[0]) == ["manifest.json", "train/contents.jsonl", "train/index.json", "train/shard.00000.mds"]
 
 
 def test_importing_the_room_imports_no_torch() -> None:

@@ -1,0 +1,53 @@
+"""What each pair of a split is, as hashes: a list beside the shards, so that sets are compared without reading them.
+
+    train/contents.jsonl    {"id": "sa_1545001", "image": "<xxh3_128>", "captions": ["<xxh3_64>", ...]}
+
+one line a pair, in the order of the shards. The receipt holds the size and sha256 of the file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import xxhash
+
+CONTENTS = "contents.jsonl"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """A pair by its hashes: of the picture's encoded bytes, and of each caption's UTF-8."""
+
+    id: str
+    image: str
+    captions: list[str]
+
+
+def content_of(id: str, image: bytes, captions: Sequence[str]) -> Content:
+    """The hashes of a pair."""
+    hashed = [xxhash.xxh3_64_hexdigest(caption.encode()) for caption in captions]
+    return Content(id, xxhash.xxh3_128_hexdigest(image), hashed)
+
+
+def content_line(content: Content) -> str:
+    """A content as a line of the list."""
+    return json.dumps(asdict(content), separators=(",", ":")) + "\n"
+
+
+def read_contents(split_dir: Path) -> list[Content] | None:
+    """The contents of a split out of its list, or None where it has none.
+
+    Raises:
+        ValueError: The list cannot be read.
+    """
+    path = split_dir / CONTENTS
+    if not path.is_file():
+        return None
+    try:
+        with path.open(encoding="utf-8") as file:
+            return [Content(**json.loads(line)) for line in file]
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{path} cannot be read ({error}): write the set again") from error
