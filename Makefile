@@ -13,7 +13,7 @@ ALLOW_MISSING ?=
 
 .DEFAULT_GOAL := help
 # `shards` is a folder as well: without .PHONY make would call it up to date.
-.PHONY: help setup demo shards test test-long test-gpu lint format wheel clean
+.PHONY: help setup demo shards test test-long test-gpu lint format wheel clean bench
 
 help:  ## This list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +43,9 @@ test-long: setup  ## Soak tests and kill sweeps
 
 test-gpu: setup  ## What only a GPU can show (8 minutes at most; skipped without one)
 	$(BIN)/python -m pytest -m gpu
+
+bench: setup  ## Speed and memory side by side with the peer, as ratios (minutes; quiet machine)
+	$(BIN)/python -m tests.bench.objective
 
 lint: setup  ## Ruff and mypy
 	$(BIN)/ruff check .

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import math
+from typing import Unpack
 
-import torch
-import torch.distributed as dist
-from torch import Tensor, nn
-
-from pipeline.objective.contrastive import contrastive_loss
-
-DEFAULT_MEMORY_BUDGET = 256 * 2**20
+from pipeline.objective.margin import Margin
+from pipeline.objective.margin_loss import MarginLoss, MarginOptions
+from pipeline.objective.schedule import GammaSchedule
 
 
-class HNClipLoss(nn.Module):
+class HNClipLoss(MarginLoss):
     """InfoNCE over the global batch, with a margin `gamma * cosine of the captions` on every negative.
 
     The objective `L_HN` of "Which Negatives Matter? Ask Your Text Encoder" (arXiv 2608.18521). With normalised image
@@ -32,8 +28,10 @@ class HNClipLoss(nn.Module):
 
     Args:
         gamma: strength of the margin. 0.5 in the paper, 0 is plain InfoNCE, below 0 favours near-duplicates.
-        group: the ranks that share the global batch; None for the default group where one is initialised.
-        memory_budget: bytes for the logits that are in memory at once. More means fewer of them computed twice.
+        gamma_schedule: `linear` or `cosine`: gamma goes from `gamma_start` to `gamma` as `set_progress` tells how much
+            of the training is done. None: constant.
+        gamma_start: where a schedule starts; 0 when not given.
+        **options: `label_smoothing`, `decoupled`, `equal_captions`, `group`, `memory_budget`, as in `MarginLoss`.
 
     Inputs:
         ================ ============ =====================================================================
@@ -43,6 +41,7 @@ class HNClipLoss(nn.Module):
         ids              `[n]`        optional int64; pairs of the global batch with equal id are not each
                                       other's negatives
         output_dict                   True returns `{"contrastive_loss": loss}`, as in `open_clip`
+        caption_keys `[n]`            int64, equal for equal captions; with `equal_captions` only
         ================ ============ =====================================================================
 
     Raises:
@@ -67,34 +66,22 @@ class HNClipLoss(nn.Module):
     def __init__(
         self,
         gamma: float = 0.5,
-        group: dist.ProcessGroup | None = None,
-        memory_budget: int = DEFAULT_MEMORY_BUDGET,
+        gamma_schedule: str | None = None,
+        gamma_start: float | None = None,
+        **options: Unpack[MarginOptions],
     ) -> None:
-        super().__init__()
-        if not math.isfinite(gamma):
-            raise ValueError(f"gamma must be a finite number, not {gamma}")
-        if memory_budget <= 0:
-            raise ValueError(f"memory_budget is a number of bytes above 0, not {memory_budget}")
-        self.gamma = float(gamma)
-        self.group = group
-        self.memory_budget = memory_budget
+        super().__init__(**options)
+        self._schedule = GammaSchedule(gamma, gamma_start, gamma_schedule)
+        self.gamma = self._schedule.at(0.0)
 
-    def forward(
-        self,
-        image_features: Tensor,
-        text_features: Tensor,
-        logit_scale: Tensor | float,
-        ids: Tensor | None = None,
-        output_dict: bool = False,
-    ) -> Tensor | dict[str, Tensor]:
-        """The mean loss of the global batch; see the class for inputs and errors."""
-        if not isinstance(logit_scale, Tensor):
-            logit_scale = torch.tensor(float(logit_scale), dtype=torch.float64)
-        loss = contrastive_loss(
-            image_features, text_features, logit_scale, self.gamma, ids, self.group, self.memory_budget
-        )
-        return {"contrastive_loss": loss} if output_dict else loss
+    def margin(self) -> Margin:
+        """`gamma G_ij` of the live captions."""
+        return Margin(live=self.gamma)
+
+    def set_progress(self, fraction: float) -> None:
+        """Set `gamma` to where its schedule is when so much of the training is done, 0 to 1."""
+        self.gamma = self._schedule.at(fraction)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows."""
-        return f"gamma={self.gamma}"
+        return ", ".join(part for part in (f"gamma={self.gamma}", super().extra_repr()) if part)

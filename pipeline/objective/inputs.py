@@ -6,7 +6,7 @@ their inputs; then either all of them go on, or all of them raise a `ValueError`
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,26 +16,62 @@ from pipeline.objective.exchange import Exchange
 FEATURE_DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Which gradients to compute. `text` is that of the whole group: its gradient takes a collective of all ranks."""
+class Inputs(NamedTuple):
+    """What an objective is called with on one rank.
+
+    Attributes:
+        image: `[n, D]`, normalised.
+        text: `[n, D]`, normalised.
+        scale: `[]` or `[1]`, the inverse temperature.
+        ids: `[n]` int64, or None; pairs of the global batch with equal id are no negatives of each other.
+        caption_keys: `[n]` int64, or None; the same for captions.
+        frozen_text_features: `[n, K]`, or None: the captions by another encoder.
+        needs: which of the last two the objective needs; the others it does not take.
+    """
+
+    image: Tensor
+    text: Tensor
+    scale: Tensor
+    ids: Tensor | None = None
+    caption_keys: Tensor | None = None
+    frozen_text_features: Tensor | None = None
+    needs: tuple[str, ...] = ()
+
+    @property
+    def keys(self) -> list[Tensor]:
+        """Whatever tells pairs that are no negatives of each other."""
+        return [keys for keys in (self.ids, self.caption_keys) if keys is not None]
+
+
+class Wanted(NamedTuple):
+    """Which gradients to compute."""
 
     image: bool
     text: bool
     scale: bool
 
-    def __bool__(self) -> bool:
+    @property
+    def any(self) -> bool:
+        """Whether there is a gradient to compute at all."""
         return self.image or self.text or self.scale
 
 
-def wanted_gradients(image: Tensor, text: Tensor, scale: Tensor) -> Wanted:
+def wanted_gradients(inputs: Inputs) -> Wanted:
     """The gradients that autograd will ask this rank for: none under `torch.no_grad()`."""
     recording = torch.is_grad_enabled()
-    return Wanted(*(recording and tensor.requires_grad for tensor in (image, text, scale)))
+    return Wanted(*(recording and tensor.requires_grad for tensor in inputs[:3]))
 
 
-def find_fault(image: Tensor, text: Tensor, scale: Tensor, ids: Tensor | None) -> str | None:
+def as_scale(logit_scale: Tensor | float) -> Tensor:
+    """The scale as a tensor."""
+    if isinstance(logit_scale, Tensor):
+        return logit_scale
+    return torch.tensor(float(logit_scale), dtype=torch.float64)
+
+
+def find_fault(inputs: Inputs) -> str | None:
     """What is wrong with the inputs of this rank, in one sentence; None if nothing is."""
+    image, text, scale, frozen = *inputs[:3], inputs.frozen_text_features
     if image.ndim != 2 or image.shape != text.shape or 0 in image.shape:
         return (
             "image_features and text_features must both be [n, D] with row i of one matching row i of the other, "
@@ -53,30 +89,52 @@ def find_fault(image: Tensor, text: Tensor, scale: Tensor, ids: Tensor | None) -
             "logit_scale must be one floating-point number (already exponentiated) of shape [] or [1], "
             f"not {list(scale.shape)} of {scale.dtype}"
         )
-    if ids is None:
+    for name in ("caption_keys", "frozen_text_features"):
+        given = getattr(inputs, name) is not None
+        if name in inputs.needs and not given:
+            return f"this objective needs {name}: call it with {name}=..."
+        if name not in inputs.needs and given:
+            hint = ", or set equal_captions=True to use them" if name == "caption_keys" else ""
+            return f"this objective does not use {name}: leave them out{hint}"
+    for name, keys in (("ids", inputs.ids), ("caption_keys", inputs.caption_keys)):
+        if keys is None:
+            continue
+        if keys.dtype != torch.int64 or keys.shape != image.shape[:1]:
+            shape = list(keys.shape)
+            return f"{name} must be int64 of shape [{image.shape[0]}], one per pair, not {shape} of {keys.dtype}"
+        if keys.device != image.device:
+            return f"{name} are on {keys.device} but the features on {image.device}: move them together"
+    if frozen is None:
         return None
-    if ids.dtype != torch.int64 or ids.shape != image.shape[:1]:
-        return f"ids must be int64 of shape [{image.shape[0]}], one per pair, not {list(ids.shape)} of {ids.dtype}"
-    if ids.device != image.device:
-        return f"ids are on {ids.device} but the features on {image.device}: move them together"
+    if frozen.ndim != 2 or frozen.shape[0] != image.shape[0] or not frozen.is_floating_point():
+        return (
+            f"frozen_text_features must be [{image.shape[0]}, D] floating-point, row i for caption i, "
+            f"not {list(frozen.shape)} of {frozen.dtype}"
+        )
+    if frozen.device != image.device:
+        return f"frozen_text_features are on {frozen.device} but the features on {image.device}: move them together"
     return None
 
 
-def agree(exchange: Exchange, image: Tensor, text: Tensor, scale: Tensor, ids: Tensor | None, wanted: Wanted) -> Wanted:
-    """Raise on every rank if the inputs of any rank cannot be used; return the gradients wanted by the group.
+def agree(exchange: Exchange, inputs: Inputs, flag: bool = False) -> bool:
+    """Raise on every rank if the inputs of any rank cannot be used; return whether `flag` is set on any.
 
     Raises:
         ValueError: the inputs of this or another rank are faulty, or those of the ranks do not fit together.
     """
-    fault = find_fault(image, text, scale, ids)
+    fault = find_fault(inputs)
     if exchange.size == 1:
         if fault:
             raise ValueError(fault)
-        return wanted
-    local = [0] * 6
+        return flag
+    local = [0] * 8
     if fault is None:
-        local = [1, *image.shape, FEATURE_DTYPES.index(image.dtype), ids is not None, wanted.text]
-    ranks = exchange.gather(torch.tensor([local], dtype=torch.int64, device=image.device)).tolist()
+        dtype = FEATURE_DTYPES.index(inputs.image.dtype)
+        frozen = inputs.frozen_text_features
+        frozen_width = 0 if frozen is None else frozen.shape[1]
+        presence = [inputs.ids is not None, inputs.caption_keys is not None]
+        local = [1, *inputs.image.shape, dtype, *presence, frozen_width, flag]
+    ranks = exchange.gather(torch.tensor([local], dtype=torch.int64, device=inputs.image.device)).tolist()
     if fault:
         raise ValueError(fault)
     faulty = [rank for rank, row in enumerate(ranks) if not row[0]]
@@ -88,9 +146,10 @@ def agree(exchange: Exchange, image: Tensor, text: Tensor, scale: Tensor, ids: T
             f"every rank must bring equally many pairs, but ranks 0 to {len(sizes) - 1} bring {sizes}: "
             "drop the last incomplete batch, or pad it"
         )
-    for column, what in ((2, "embedding width"), (3, "feature dtype"), (4, "presence of ids")):
+    things = ("embedding width", "feature dtype", "presence of ids", "presence of caption_keys", "frozen text width")
+    for column, what in enumerate(things, start=2):
         values = [row[column] for row in ranks]
         if len(set(values)) > 1:
-            names = [str(FEATURE_DTYPES[value]) for value in values] if column == 3 else values
+            names = [str(FEATURE_DTYPES[value]) for value in values] if what == "feature dtype" else values
             raise ValueError(f"the {what} differs between the ranks: {names}")
-    return Wanted(wanted.image, any(row[5] for row in ranks), wanted.scale)
+    return any(row[-1] for row in ranks)

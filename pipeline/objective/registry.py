@@ -4,28 +4,40 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
 from typing import Any
 
-import torch.distributed as dist
-from torch import nn
+from pipeline.objective import rivals
+from pipeline.objective.base import Objective
+from pipeline.objective.hn_clip import HNClipLoss
+from pipeline.objective.margin_loss import InfoNCELoss
+from pipeline.objective.margins import CentredHNClipLoss, FrozenHNClipLoss, ImageHNClipLoss, UniformMarginLoss
 
-from pipeline.objective.hn_clip import DEFAULT_MEMORY_BUDGET, HNClipLoss
+OBJECTIVES: dict[str, type[Objective]] = {
+    "infonce": InfoNCELoss,
+    "hn": HNClipLoss,
+    "hn-frozen": FrozenHNClipLoss,
+    "hn-centred": CentredHNClipLoss,
+    "hn-image": ImageHNClipLoss,
+    "uniform": UniformMarginLoss,
+    "hn-nce": rivals.HardNegativeNCELoss,
+    "hcl": rivals.HclLoss,
+    "debiased": rivals.DebiasedLoss,
+    "gist": rivals.GistLoss,
+    "softclip": rivals.SoftClipLoss,
+    "cwcl": rivals.CwclLoss,
+    "vse": rivals.VseLoss,
+    "vse-adaptive": rivals.AdaptiveVseLoss,
+    "arm": rivals.AdaptiveRelevanceMarginLoss,
+    "siglip": rivals.SigLipLoss,
+    "siglip-hn": rivals.SigLipHNLoss,
+}
 
 
-def infonce(group: dist.ProcessGroup | None = None, memory_budget: int = DEFAULT_MEMORY_BUDGET) -> HNClipLoss:
-    """CLIP's own loss: no margin. Parameters as in `HNClipLoss`."""
-    return HNClipLoss(gamma=0.0, group=group, memory_budget=memory_budget)
-
-
-OBJECTIVES: dict[str, Callable[..., nn.Module]] = {"infonce": infonce, "hn": HNClipLoss}
-
-
-def make_objective(name: str, **params: Any) -> nn.Module:
-    """Build an objective.
+def make_objective(name: str, **params: Any) -> Objective:
+    """Build an objective over the default process group.
 
     Args:
-        name: `infonce` or `hn`.
+        name: a key of `OBJECTIVES`.
         **params: its parameters; those left out keep their defaults.
 
     Raises:
@@ -33,13 +45,28 @@ def make_objective(name: str, **params: Any) -> nn.Module:
     """
     if name not in OBJECTIVES:
         raise ValueError(_unknown("objective", name, list(OBJECTIVES)))
-    accepted = list(inspect.signature(OBJECTIVES[name]).parameters)
+    accepted = parameters(name)
     for param in params:
         if param not in accepted:
             raise ValueError(_unknown(f"parameter of the objective {name!r}", param, accepted))
     return OBJECTIVES[name](**params)
 
 
+def parameters(name: str) -> list[str]:
+    """The parameters that an objective takes in a recipe, its own first. A process group is none."""
+    found: dict[str, None] = {}
+    constructors = [vars(cls)["__init__"] for cls in OBJECTIVES[name].__mro__ if "__init__" in vars(cls)]
+    for constructor in constructors:
+        signature = inspect.signature(constructor)
+        found.update(dict.fromkeys(p.name for p in signature.parameters.values() if p.name not in ("self", "group")))
+        if "options" not in found:
+            break
+        del found["options"]  # whatever the constructor of the next class up takes
+    return list(found)
+
+
 def _unknown(kind: str, name: str, known: list[str]) -> str:
+    if not known:
+        return f"unknown {kind}: {name!r}. It has none"
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
     return f"unknown {kind}: {name!r}. Nearest: {nearest[0]!r}; all: {', '.join(known)}"

@@ -6,9 +6,11 @@ float64, so that it is exact for the tiniest losses too, where a cross-entropy i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn.functional import normalize
 
@@ -56,19 +58,38 @@ def dense_captions(num_pairs: int, dim: int = 32, scale: float = 100.0, dtype: t
 
 
 def formula(batch: Batch, gamma: float, ids: Tensor | None = None) -> Outcome:
-    """Value and gradients of the objective, from its definition, in one process."""
+    """Value and gradients of HN-CLIP's objective, from its definition, in one process."""
+    t = batch.text.double()
+    return margin_formula(batch, gamma * t @ t.T, [] if ids is None else [ids])
+
+
+def margin_formula(
+    batch: Batch, m: Tensor, keys: Sequence[Tensor] = (), smoothing: float = 0.0, decoupled: bool = False
+) -> Outcome:
+    """Value and gradients of InfoNCE with the margin m `[N, N]` on its negatives.
+
+    Args:
+        keys: a pair and another with an equal key of any kind are no negatives of each other.
+        smoothing: of the labels, over whatever is not masked.
+        decoupled: the positive is not in the denominator.
+    """
     image, text, scale = leaves = Batch(*(tensor.double() for tensor in batch)).leaves()
     N = len(image)
-    z = scale * (image @ text.T + gamma * (text @ text.T).detach())
-    positive = scale * (image * text).sum(1)
-    no_negative = torch.eye(N, dtype=torch.bool) if ids is None else ids[:, None] == ids[None, :]
-    z = z.masked_fill(no_negative, -torch.inf)
+    own = torch.eye(N, dtype=torch.bool)
+    masked = sum((key[:, None] == key[None, :] for key in keys), own) & ~own
+    z = scale * (image @ text.T + torch.where(own, 0.0, m))
+    gaps = (z - z.diagonal()[:, None], z.T - z.diagonal()[:, None])
 
-    def directed(gaps: Tensor) -> Tensor:
-        padded = torch.cat([gaps, gaps.new_full((N, 1), -1e9)], dim=1)  # a pair may have no negative at all
-        return torch.nn.functional.softplus(torch.logsumexp(padded, dim=1), threshold=1e3).mean()
+    def directed(gap: Tensor) -> Tensor:
+        negatives = gap.masked_fill(masked | own, -torch.inf)
+        padded = torch.cat([negatives, gap.new_full((N, 1), -1e9)], dim=1)  # a pair may have no negative at all
+        lse = torch.logsumexp(padded, dim=1)
+        loss = lse.where(lse > -1e8, 0.0) if decoupled else torch.nn.functional.softplus(lse, threshold=1e3)
+        # -sum_j q_ij log p_ij = plain - sum_j (q_ij - [i = j]) (z_ij - z_ii), as the q_ij sum to 1
+        q = smoothing * (~masked).double() / (~masked).sum(1, keepdim=True)
+        return (loss - (q * gap).sum(1)).mean()
 
-    loss = (directed(z - positive[:, None]) + directed(z.T - positive[:, None])) / 2
+    loss = (directed(gaps[0]) + directed(gaps[1])) / 2
     return Outcome(loss.detach(), *torch.autograd.grad(loss, leaves))
 
 
@@ -80,3 +101,21 @@ def outcome(loss: Tensor, batch: Batch) -> Outcome:
 def relative_error(found: Outcome, expected: Outcome) -> float:
     """The largest, over loss and gradients, of `|found - expected| / |expected|` in the Euclidean norm."""
     return max(float((a - b).norm() / b.norm()) for a, b in zip(found, expected, strict=True))
+
+
+def averaged(ranks: list[Outcome]) -> Outcome:
+    """Gradients after the averaging that DDP and DeepSpeed do: rank r contributes to rows of its own only."""
+    assert len({rank.loss.item() for rank in ranks}) == 1, "the value differs between ranks"
+    image, text = (torch.cat([getattr(rank, name) for rank in ranks]) / len(ranks) for name in ("image", "text"))
+    return Outcome(ranks[0].loss, image, text, torch.stack([rank.scale for rank in ranks]).mean(0))
+
+
+def own_rows(num_pairs: int, group: dist.ProcessGroup | None = None) -> slice:
+    """The pairs of this rank."""
+    n = num_pairs // dist.get_world_size(group)
+    return slice(dist.get_rank(group) * n, (dist.get_rank(group) + 1) * n)
+
+
+def strips_of(rows: int, num_columns: int, itemsize: int) -> int:
+    """The memory budget that makes strips of so many rows: a quarter is scratch, four strips share the rest."""
+    return -(-rows * num_columns * max(itemsize, 4) * 16 // 3)

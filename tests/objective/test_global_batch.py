@@ -10,32 +10,30 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.objective import HNClipLoss
-from tests.objective.cases import Batch, Outcome, dense_captions, formula, outcome, relative_error
+from tests.objective.cases import (
+    Batch,
+    Outcome,
+    averaged,
+    dense_captions,
+    formula,
+    outcome,
+    own_rows,
+    relative_error,
+    strips_of,
+)
 
 NUM_PAIRS = 24
 
 
-def own_rows(group: dist.ProcessGroup | None = None) -> slice:
-    n = NUM_PAIRS // dist.get_world_size(group)
-    return slice(dist.get_rank(group) * n, (dist.get_rank(group) + 1) * n)
-
-
 def on_rank(batch: Batch, gamma: float, ids: Tensor | None = None, memory_budget: int = 2**20) -> Outcome:
     """What this rank gets for its rows of the batch."""
-    rows = own_rows()
+    rows = own_rows(NUM_PAIRS)
     leaves = batch.rows(rows.start, rows.stop).leaves()
     loss = HNClipLoss(gamma, memory_budget=memory_budget)(*leaves, ids=None if ids is None else ids[rows])
     return outcome(loss, leaves)
 
 
-def averaged(ranks: list[Outcome]) -> Outcome:
-    """Gradients after the averaging that DDP and DeepSpeed do: rank r contributes to rows of its own only."""
-    assert len({rank.loss.item() for rank in ranks}) == 1, "the value differs between ranks"
-    image, text = (torch.cat([getattr(rank, name) for rank in ranks]) / len(ranks) for name in ("image", "text"))
-    return Outcome(ranks[0].loss, image, text, torch.stack([rank.scale for rank in ranks]).mean(0))
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
+@pytest.mark.parametrize("world_size", [1, 2, 3, 4])
 @pytest.mark.parametrize("gamma", [0.0, 0.5])
 class TestParity:
     def test_float64(self, ranks, world_size, gamma):
@@ -54,9 +52,9 @@ class TestParity:
         assert found.loss == pytest.approx(expected.loss.item(), rel=1e-5)
         assert relative_error(found, expected) < torch.finfo(torch.bfloat16).eps
 
-    @pytest.mark.parametrize("rows", [1, 4])
+    @pytest.mark.parametrize("rows", [1, 4, 7])
     def test_strips(self, ranks, world_size, gamma, rows):
-        batch, budget = dense_captions(NUM_PAIRS), -(-16 * rows * NUM_PAIRS * 8 // 3)
+        batch, budget = dense_captions(NUM_PAIRS), strips_of(rows, NUM_PAIRS, 8)
         found = averaged(ranks(world_size).run(on_rank, batch, gamma, None, budget))
         assert relative_error(found, formula(batch, gamma)) < 1e-10
 
@@ -84,7 +82,7 @@ def in_two_halves(batch: Batch) -> Outcome:
     """Each pair of ranks shares a batch of its own."""
     halves = [dist.new_group([0, 1]), dist.new_group([2, 3])]
     group = halves[dist.get_rank() // 2]
-    rows = own_rows(group)
+    rows = own_rows(NUM_PAIRS, group)
     leaves = batch.rows(rows.start, rows.stop).leaves()
     found = outcome(HNClipLoss(group=group)(*leaves), leaves)
     for half in halves:
@@ -116,7 +114,7 @@ def test_a_rank_outside_the_group_is_told_so(ranks):
 
 
 def text_frozen_on_rank_0(batch: Batch) -> list[Tensor | None]:
-    rows = own_rows()
+    rows = own_rows(NUM_PAIRS)
     leaves = batch.rows(rows.start, rows.stop).leaves()
     leaves.text.requires_grad_(dist.get_rank() != 0)
     HNClipLoss()(*leaves).backward()
@@ -158,7 +156,7 @@ def test_what_travels_is_linear_in_the_batch(ranks):
     N, D = dense_captions(NUM_PAIRS).text.shape
     for calls in ranks(2).run(count_elements, dense_captions(NUM_PAIRS)):
         assert calls == {
-            "all_gather_into_tensor": [2 * 6, N * D, N],
+            "all_gather_into_tensor": [2 * 8, N * D, N],
             "all_reduce": [N, N + 1],
             "reduce_scatter_tensor": [N * D],
         }
@@ -167,6 +165,14 @@ def test_what_travels_is_linear_in_the_batch(ranks):
 def refusal(inputs: list[dict[str, Tensor]]) -> str:
     try:
         HNClipLoss()(**inputs[dist.get_rank()])
+    except ValueError as error:
+        return str(error)
+    return "accepted"
+
+
+def refusal_of_captions(caption_keys: list[Tensor | None]) -> str:
+    try:
+        HNClipLoss(equal_captions=True)(**features(3), caption_keys=caption_keys[dist.get_rank()])
     except ValueError as error:
         return str(error)
     return "accepted"
@@ -195,6 +201,11 @@ class TestDisagreement:
     def test_inputs_that_do_not_fit_together(self, ranks, other, message):
         for answer in ranks(2).run(refusal, [features(3), other]):
             assert message in answer
+
+    def test_a_missing_input_of_one_rank_stops_all(self, ranks):
+        given, missing = ranks(2).run(refusal_of_captions, [torch.arange(3), None])
+        assert given == "rank(s) [1] got inputs that cannot be used; the error there says why"
+        assert missing == "this objective needs caption_keys: call it with caption_keys=..."
 
     def test_a_fault_of_one_rank_stops_all(self, ranks):
         faulty = {**features(3), "logit_scale": torch.ones(2)}

@@ -11,8 +11,8 @@ from open_clip.loss import ClipLoss
 from torch import Tensor
 
 from pipeline.objective import HNClipLoss, hn_clip, tiles
-from pipeline.objective.contrastive import contrastive_loss
 from pipeline.objective.reference import reference_loss
+from tests.objective import cases
 from tests.objective.cases import Batch, Outcome, dense_captions, formula, outcome, relative_error
 
 ANY_GAMMA = pytest.mark.parametrize("gamma", [0.0, 0.5, 1.0, -0.5])
@@ -25,8 +25,7 @@ def evaluate(batch: Batch, gamma: float = 0.5, ids: Tensor | None = None, **para
 
 
 def strips_of(rows: int, batch: Batch) -> int:
-    """The memory budget that makes strips of so many rows: a quarter is scratch, four strips share the rest."""
-    return -(-rows * len(batch.image) * max(batch.image.element_size(), 4) * 16 // 3)
+    return cases.strips_of(rows, len(batch.image), batch.image.element_size())
 
 
 class TestValueAndGradients:
@@ -286,9 +285,6 @@ class TestInterface:
 
     def test_the_example_of_the_docstring_runs(self):
         assert doctest.testmod(hn_clip).failed == 0
-
-    def test_its_default_budget_is_that_of_the_function(self):
-        assert hn_clip.DEFAULT_MEMORY_BUDGET in contrastive_loss.__defaults__
 
     @pytest.mark.parametrize("gamma", [float("nan"), float("inf")])
     def test_gamma_must_be_finite(self, gamma):
