@@ -10,7 +10,7 @@ import difflib
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -68,15 +68,36 @@ class ObjectiveConfig(BaseModel):
 
 
 class BatchConfig(Section):
-    """`size` pairs per optimizer step over all ranks, in `accumulate` micro-batches."""
+    """`size` pairs per optimizer step over all ranks, in `accumulate` micro-batches, and where negatives come from.
+
+    micro: one micro-batch over all ranks. rank: all micro-batches of one rank, without any exchange between ranks.
+    global: all micro-batches of all ranks. With rank and global, features are cached and micro-batches encoded twice
+    (GradCache): the gradient is that of the full batch in the memory of a micro-batch.
+    """
 
     size: PositiveInt
     accumulate: PositiveInt = 1
+    negatives: Literal["micro", "rank", "global"] = "micro"
 
-    @property
-    def negatives(self) -> int:
-        """Negatives per positive that a loss sees: those of one micro-batch over all ranks."""
-        return self.size // self.accumulate - 1
+    def num_negatives(self, world_size: int) -> int:
+        """Negatives per positive that the objective sees."""
+        parts = {"micro": self.accumulate, "rank": world_size, "global": 1}[self.negatives]
+        return self.size // parts - 1
+
+
+class TokenConfig(Section):
+    """Late interaction between patches and words, `weight` times L_tok on top of the objective; 0 is off.
+
+    micro: over one micro-batch of all ranks, as in the paper. global: over all micro-batches of all ranks; token
+    features are cached then, and travel between the ranks.
+    """
+
+    weight: float = Field(0.0, ge=0)
+    scope: Literal["micro", "global"] = "micro"
+
+    def num_negatives(self, batch: BatchConfig) -> int:
+        """Negatives per positive that the token term sees."""
+        return batch.size // (batch.accumulate if self.scope == "micro" else 1) - 1
 
 
 class OptimizerConfig(Section):
@@ -126,12 +147,20 @@ class Recipe(Section):
     data: DataConfig
     model: ModelConfig
     objective: ObjectiveConfig
+    token: TokenConfig = TokenConfig()
     batch: BatchConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     run: RunConfig = RunConfig()
+
+    def negatives(self, world_size: int) -> dict[str, int]:
+        """Negatives per positive that the objective sees, and the token term where there is one."""
+        found = {"negatives": self.batch.num_negatives(world_size)}
+        if self.token.weight:
+            found["token_negatives"] = self.token.num_negatives(self.batch)
+        return found
 
     def to_yaml(self) -> str:
         """The recipe with every default spelled out."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from pipeline.model.tokens import NoWords, image_with_tokens, text_with_tokens
 
 MAX_LOG_SCALE = math.log(100.0)  # CLIP's own bound on the inverse temperature
 
@@ -17,11 +20,16 @@ class Features(NamedTuple):
 
     image_features: [B, D], L2-normalised. text_features: [B, D], L2-normalised.
     logit_scale: [1], the inverse temperature s, exponentiated and at most 100.
+    image_tokens: [B, P, D], a feature per patch, text_tokens: [B, L, D], a feature per token, both L2-normalised, and
+    text_mask: bool [B, L], which tokens are words; only when asked for.
     """
 
     image_features: Tensor | None
     text_features: Tensor | None
     logit_scale: Tensor
+    image_tokens: Tensor | None = None
+    text_tokens: Tensor | None = None
+    text_mask: Tensor | None = None
 
 
 class _BoundedAbove(torch.autograd.Function):
@@ -66,13 +74,30 @@ class DualEncoder(nn.Module):
         self.spec = spec
         self.context_length = context_length
 
-    def forward(self, pixel_values: Tensor | None = None, input_ids: Tensor | None = None) -> Features:
-        """Encode images [B, 3, H, W] and/or token ids [B, L]; the two batch sizes may differ."""
-        return Features(
-            image_features=None if pixel_values is None else self.encode_image(pixel_values),
-            text_features=None if input_ids is None else self.encode_text(input_ids),
-            logit_scale=self.logit_scale(),
-        )
+    def forward(
+        self, pixel_values: Tensor | None = None, input_ids: Tensor | None = None, tokens: bool = False
+    ) -> Features:
+        """Encode images [B, 3, H, W] and/or token ids [B, L]; the two batch sizes may differ.
+
+        With `tokens`, features per patch and per word come from the same pass; `check_tokens` tells which models
+        have them.
+        """
+        image = text = image_tokens = text_tokens = text_mask = None
+        if pixel_values is not None and tokens:
+            image, image_tokens = image_with_tokens(self.clip.visual, pixel_values)
+            image = F.normalize(image, dim=-1)
+        elif pixel_values is not None:
+            image = self.encode_image(pixel_values)
+        if input_ids is not None and tokens:
+            text, text_tokens, text_mask = text_with_tokens(self.clip.text, input_ids, self._no_words)
+            text = F.normalize(text, dim=-1)
+        elif input_ids is not None:
+            text = self.encode_text(input_ids)
+        return Features(image, text, self.logit_scale(), image_tokens, text_tokens, text_mask)
+
+    @cached_property
+    def _no_words(self) -> NoWords:
+        return NoWords.of(self.spec)
 
     def encode_image(self, pixel_values: Tensor) -> Tensor:
         """Images [B, 3, H, W], preprocessed, to L2-normalised features [B, D]."""

@@ -12,13 +12,15 @@ from pipeline.model import DualEncoder, build_model
 from pipeline.model.checkpoint import load_weights
 from pipeline.model.freeze import set_trainable
 from pipeline.model.tokenizer import CaptionTokenizer
-from pipeline.objective import make_objective
+from pipeline.model.tokens import check_tokens
 from pipeline.preprocess import Preprocess
 from pipeline.runs import Run, find_checkpoint
 from pipeline.train.distributed import Ranks
 from pipeline.train.engine import make_engine, micro_batch_size
 from pipeline.train.loop import StopRequest, Trainer
 from pipeline.train.optim import make_optimizer
+from pipeline.train.step import Stepper
+from pipeline.train.terms import make_terms
 from shards.reader import ShardReader, resolve_set, split_dir
 from shards.verify import quick_check
 
@@ -49,7 +51,7 @@ def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks
     return Trainer(
         recipe=recipe,
         engine=engine,
-        objective=make_objective(recipe.objective.name, **recipe.objective.params()),
+        stepper=Stepper(engine, make_terms(recipe, ranks.rank), ranks, recipe.batch.accumulate, recipe.run.seed),
         data=data,
         encoder=TorchEncoder(engine, preprocess, tokenizer, ranks.device, dtype),
         val=ShardReader(val_dir) if val_dir else None,
@@ -82,5 +84,7 @@ def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:
     if recipe.model.init is not None:
         init = recipe.model.init
         load_weights(model, ranks.on_main(lambda: find_checkpoint(init, Path(recipe.run.root))))
+    if recipe.token.weight:
+        check_tokens(model.clip)
     counts = set_trainable(model.clip, recipe.model.trainable)
     return model.to(ranks.device), counts

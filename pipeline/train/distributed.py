@@ -47,6 +47,12 @@ class Ranks:
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return bool(tensor.item() > 0)
 
+    def mean(self, values: list[float]) -> list[float]:
+        """The mean over the ranks of each value; the same on all."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
+        dist.all_reduce(tensor)
+        return [float(value) / self.world_size for value in tensor]
+
     def on_main(self, action: Callable[[], T]) -> T:
         """What the action gives on the main rank, on every rank; so is a ValueError or OSError that it raises."""
         outcome: list[Any] = [None, None]

@@ -144,7 +144,7 @@ def _opening(trainer: Any, resume: str | None, checkpoint: Any) -> str:
     lines = [
         f"{trainer.run.path}: recipe {recipe.recipe}, objective {objective}",
         f"{trainer.data.num_pairs} pairs, {ranks.world_size} rank(s) on {ranks.device.type}, "
-        f"{trainer.total_steps} steps of {recipe.batch.size} pairs ({recipe.batch.negatives} negatives per positive)",
+        f"{trainer.total_steps} steps of {recipe.batch.size} pairs ({_negatives(recipe, ranks.world_size)})",
         f"{trainer.num_training / 1e6:.2f} M parameters train, {trainer.num_frozen / 1e6:.2f} M are frozen",
     ]
     if checkpoint is not None:
@@ -152,6 +152,12 @@ def _opening(trainer: Any, resume: str | None, checkpoint: Any) -> str:
     elif resume == "auto":
         lines.append("nothing to resume: starting from the beginning")
     return "\n".join(lines)
+
+
+def _negatives(recipe: Recipe, world_size: int) -> str:
+    numbers = recipe.negatives(world_size)
+    token = f", {numbers['token_negatives']} in the token term" if "token_negatives" in numbers else ""
+    return f"{numbers['negatives']} negatives per positive{token}"
 
 
 def _closing(trainer: Any) -> str:

@@ -58,8 +58,9 @@ class RunLog:
             text = f"loss {metrics['loss']:.3f} {metrics['pairs_per_second']:.0f} img/s{self._recall}"
             self._bar.update(self._task, completed=metrics["step"], text=text)
             return
+        terms = f" (token {metrics['token']:.4f})" if "token" in metrics else ""
         print(
-            f"step {metrics['step']}/{self._total}  epoch {metrics['epoch']}  loss {metrics['loss']:.4f}  "
+            f"step {metrics['step']}/{self._total}  epoch {metrics['epoch']}  loss {metrics['loss']:.4f}{terms}  "
             f"s {metrics['logit_scale']:.1f}  lr {metrics['lr']:.2e}  grad {metrics['grad_norm']:.3g}  "
             f"{metrics['negatives']} negatives  {metrics['pairs_per_second']:.1f} img/s  "
             f"data {metrics['data_wait']:.0%}{self._recall}  left {self._time_left(metrics['step'])}",
@@ -70,9 +71,10 @@ class RunLog:
         """Retrieval on the validation split after an epoch."""
         t2i, i2t = metrics["t2i"], metrics["i2t"]
         self._recall = f" R@1 {t2i['1']:.1f}/{i2t['1']:.1f}"
-        self._write({"step": metrics["step"], "epoch": metrics["epoch"], "val": {"t2i": t2i, "i2t": i2t}})
+        self._write({**{k: metrics[k] for k in ("step", "epoch", "negatives")}, "val": {"t2i": t2i, "i2t": i2t}})
         self.say(
-            f"epoch {metrics['epoch']}: validation on {metrics['images']} pairs, text-to-image / image-to-text "
+            f"epoch {metrics['epoch']}, {metrics['negatives']} negatives: "
+            f"validation on {metrics['images']} pairs, text-to-image / image-to-text "
             + "  ".join(f"R@{k} {t2i[k]:.2f}/{i2t[k]:.2f}" for k in ("1", "5", "10"))
         )
 

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
+from typing import Any, NoReturn
 
 from pipeline.config import Recipe
-from pipeline.data import Batch, TrainingData, sample_key
+from pipeline.data import Batch, TrainingData
 from pipeline.evaluate import Encoder, encode_split, retrieval_metrics
 from pipeline.runs import Checkpoint, Run, write_json
 from pipeline.train.checkpoint import load_zero_state, save_checkpoint
 from pipeline.train.distributed import Ranks
 from pipeline.train.log import RunLog, SilentLog
 from pipeline.train.optim import lr_factor
+from pipeline.train.step import NonFiniteLossError, Stepper
 from shards.reader import ShardReader
 
 
@@ -49,7 +46,7 @@ class Trainer:
     Args:
         recipe: the experiment.
         engine: the DeepSpeed engine around a `DualEncoder`.
-        objective: called with image features, text features, logit_scale and ids.
+        stepper: makes an optimizer step.
         data: training batches of this rank.
         encoder: the engine as an `Encoder`, for validation.
         val: the validation split, or None.
@@ -63,7 +60,7 @@ class Trainer:
         self,
         recipe: Recipe,
         engine: Any,
-        objective: Any,
+        stepper: Stepper,
         data: TrainingData,
         encoder: Encoder,
         val: ShardReader | None,
@@ -74,7 +71,7 @@ class Trainer:
     ) -> None:
         self.recipe = recipe
         self.engine = engine
-        self.objective = objective
+        self.stepper = stepper
         self.data = data
         self.encoder = encoder
         self.val = val
@@ -131,6 +128,7 @@ class Trainer:
             "recipe": self.recipe.recipe,
             "run": self.run.path.name,
             "data_set": self.recipe.data.set,
+            "train_split": self.recipe.data.train_split,
             "val": self.last_metrics or None,
         }
         return save_checkpoint(self.engine, self.run, self.ranks, self.step, state, self.recipe.checkpoint.keep)
@@ -149,16 +147,21 @@ class Trainer:
                 self.save()
 
     def _optimizer_step(self, batches: Iterator[Batch], meter: _Meter) -> None:
-        accumulate = self.recipe.batch.accumulate
         factor = lr_factor(self.step, self.total_steps, self.recipe.schedule)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
-        losses = []
-        for _ in range(accumulate):
+        objective = self.stepper.terms.objective
+        objective.set_progress(self.step / self.total_steps)
+
+        def fetch() -> Batch:
             with meter.waiting():
-                batch = next(batches)
-            losses.append(self._micro_batch(batch))
-            self.batches_done += 1
+                return next(batches)
+
+        try:
+            losses = self.stepper.step(fetch, self.step, self.batches_done)
+        except NonFiniteLossError as error:
+            self._dump_and_raise(error)
+        self.batches_done += self.recipe.batch.accumulate
         self.step += 1
         meter.steps += 1
         if self.step % self.recipe.run.log_every == 0 or self.step == self.total_steps:
@@ -166,62 +169,39 @@ class Trainer:
                 {
                     "step": self.step,
                     "epoch": self.epoch + 1,
-                    "loss": sum(losses) / accumulate,
-                    "logit_scale": float(self._logit_scale),
+                    **losses,
+                    "logit_scale": self.stepper.logit_scale,
                     "lr": self.recipe.optimizer.lr * factor,
                     "grad_norm": float(self.engine.get_global_grad_norm() or 0.0),
-                    "negatives": self.recipe.batch.negatives,
+                    **self.recipe.negatives(self.ranks.world_size),
+                    "saturation": objective.saturation(),
                     **meter.read(),
                 }
             )
-
-    def _micro_batch(self, batch: Batch) -> float:
-        """Forward, backward and, at the end of an accumulation, the optimizer's step; gives the global loss."""
-        self._seed(self.step, self.batches_done)
-        device = self.ranks.device
-        pixels = batch["pixel_values"].to(device, self._dtype, non_blocking=True)
-        features = self.engine(pixel_values=pixels, input_ids=batch["input_ids"].to(device, non_blocking=True))
-        self._logit_scale: Tensor = features.logit_scale.detach()
-        loss: Tensor = self.objective(
-            features.image_features, features.text_features, features.logit_scale, ids=batch["key"].to(device)
-        )
-        value = loss.item()
-        if not math.isfinite(value):
-            self._dump_and_raise(value, batch)
-        self.engine.backward(loss)
-        self.engine.step()
-        return value
-
-    @property
-    def _dtype(self) -> torch.dtype:
-        return next(self.engine.module.parameters()).dtype
-
-    def _seed(self, step: int, micro_batch: int) -> None:
-        """Dropout depends on where the run stands, not on its history: a resumed run draws what it would have drawn."""
-        torch.manual_seed(sample_key(f"{self.recipe.run.seed}/{step}/{micro_batch}/{self.ranks.rank}"))
 
     def _evaluate(self, val: ShardReader) -> None:
         self.engine.eval()
         embeddings = encode_split(self.encoder, val, self.recipe.evaluate.batch_size, self.ranks)
         metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
-        self.last_metrics = {"step": self.step, "epoch": self.epoch, **metrics}
+        negatives = self.recipe.negatives(self.ranks.world_size)
+        self.last_metrics = {"step": self.step, "epoch": self.epoch, **negatives, **metrics}
         self.log.evaluation(self.last_metrics)
         if self.ranks.is_main:
             folder = self.run.path / "evaluations"
             folder.mkdir(exist_ok=True)
             write_json(folder / f"{self.recipe.data.val_split}-step-{self.step:08d}.json", self.last_metrics)
 
-    def _dump_and_raise(self, value: float, batch: Batch) -> None:
-        """The loss is the same on every rank, so every rank comes here."""
-        ids = self.ranks.gather(batch["ids"])
+    def _dump_and_raise(self, error: NonFiniteLossError) -> NoReturn:
+        """Every rank comes here at once."""
+        ids = self.ranks.gather(error.ids)
         path: Path = self.run.path / "nonfinite.json"
+        value, scale = error.loss, self.stepper.logit_scale
         if self.ranks.is_main:
-            scale = float(self._logit_scale)
             write_json(path, {"step": self.step + 1, "loss": str(value), "logit_scale": scale, "ids_by_rank": ids})
         raise ValueError(
             f"the loss is {value} at step {self.step + 1}; the batch's ids are in {path}. "
             "Look at those pairs, lower optimizer.lr, or resume from the last checkpoint"
-        )
+        ) from error
 
 
 class _Meter:

@@ -51,6 +51,7 @@ def describe_run(run: Run, recipe: Recipe, deepspeed_config: dict[str, Any], wor
             "created": created,
             "state": "running",
             "world_size": world_size,
+            **recipe.negatives(world_size),
             "device": device,
             "python": platform.python_version(),
             "platform": platform.platform(),

@@ -116,7 +116,7 @@ def _saved_state(config: str, recipe: str) -> tuple[str, dict[str, torch.Tensor]
     from deepspeed.runtime.zero import GatheredParameters
 
     trainer = build_on_rank(config, recipe, [])
-    trainer._micro_batch(next(trainer.data.epoch(0)))
+    trainer.stepper.micro_batch(next(trainer.data.epoch(0)), 0, 0)
     trainer.step = 1
     path = str(trainer.save().path)
     live = {}

@@ -68,7 +68,7 @@ def test_a_batch_that_does_not_divide_names_the_nearest_that_does() -> None:
 def _clipping_in_force(config: str, recipe: str) -> tuple[float, float, float]:
     """DeepSpeed's setting, the gradient norm of one step, and the norm that reached AdamW (its first moment x 10)."""
     trainer = build_on_rank(config, recipe, [])
-    trainer._micro_batch(next(trainer.data.epoch(0)))
+    trainer.stepper.micro_batch(next(trainer.data.epoch(0)), 0, 0)
     partitions = trainer.engine.optimizer.optimizer.state.values()  # ZeRO-2: each rank has its share of the moments
     squares = sum(p["exp_avg"].double().square().sum() for p in partitions)
     dist.all_reduce(squares)
@@ -100,8 +100,8 @@ def _scales_after_steps(config: str, recipe: str, steps: int) -> tuple[list[int]
         batch = next(batches)
         batch["input_ids"][:] = batch["input_ids"][:1]
         _push_the_temperature_up(trainer)
-        trainer._micro_batch(batch)
-        seen.append(float(trainer._logit_scale))
+        trainer.stepper.micro_batch(batch, 0, 0)
+        seen.append(float(trainer.stepper.logit_scale))
         held.append(float(safe_get_full_fp32_param(parameter)))
     return list(parameter.shape), seen, held
 
@@ -112,7 +112,7 @@ def _push_the_temperature_up(trainer: object) -> None:
     def objective(image: torch.Tensor, text: torch.Tensor, scale: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         return (image.sum() + text.sum()) * 0 - scale.sum() / 100
 
-    trainer.objective = objective  # type: ignore[attr-defined]
+    trainer.stepper.terms.objective = objective  # type: ignore[attr-defined]
 
 
 def test_the_temperature_stays_bounded_in_bf16_under_zero_2(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:

@@ -1,0 +1,127 @@
+"""One optimizer step: batches in, gradients accumulated, weights moved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pipeline.data import Batch, sample_key
+from pipeline.model import Features
+from pipeline.train.distributed import Ranks
+from pipeline.train.grad_cache import cached_step
+from pipeline.train.terms import Terms
+
+
+class NonFiniteLossError(Exception):
+    """The loss is not finite, on every rank. `ids` are those of this rank's pairs."""
+
+    def __init__(self, loss: float, ids: list[str]) -> None:
+        super().__init__(f"the loss is {loss}")
+        self.loss = loss
+        self.ids = ids
+
+
+class Stepper:
+    """Forward, backward and step through the DeepSpeed engine, which accumulates `accumulate` micro-batches.
+
+    Args:
+        engine: the DeepSpeed engine around a `DualEncoder`.
+        terms: of the loss.
+        ranks: all of them.
+        accumulate: micro-batches per optimizer step.
+        seed: of the run.
+    """
+
+    def __init__(self, engine: Any, terms: Terms, ranks: Ranks, accumulate: int, seed: int) -> None:
+        self.engine = engine
+        self.terms = terms
+        self.ranks = ranks
+        self.accumulate = accumulate
+        self.seed = seed
+        self.logit_scale = math.nan  # as the last loss saw it
+
+    def step(self, fetch: Callable[[], Batch], step: int, first: int) -> dict[str, float]:
+        """One optimizer step; gives `loss` and its terms, the same on every rank.
+
+        Args:
+            fetch: the next micro-batch.
+            step: optimizer steps done.
+            first: micro-batches of this epoch done.
+
+        Raises:
+            NonFiniteLossError: on every rank; the weights have not moved.
+        """
+        if self.terms.need_cache:
+            return self._cached([fetch() for _ in range(self.accumulate)], step, first)
+        return _mean([self.micro_batch(fetch(), step, first + k) for k in range(self.accumulate)])
+
+    def micro_batch(self, batch: Batch, step: int, number: int) -> dict[str, float]:
+        """Forward, backward and, at the end of an accumulation, the optimizer's step."""
+        features = self._encode(batch, step, number)
+        values = self.terms.values(features, self._keys([batch]), "micro-batch")
+        found = self._read(values, [batch])
+        self.engine.backward(self.terms.total(values))
+        self.engine.step()
+        return {"loss": self.terms.total(found), **found}
+
+    def _cached(self, batches: Sequence[Batch], step: int, first: int) -> dict[str, float]:
+        """Like `step`, with terms over all micro-batches: each is encoded twice, alike."""
+        whole: dict[str, float] = {}
+        single: list[dict[str, float]] = []
+
+        def encode(number: int) -> Features:
+            return self._encode(batches[number], step, first + number)
+
+        def whole_loss(features: Features) -> Tensor:
+            values = self.terms.values(features, self._keys(batches), "step")
+            whole.update(self._read(values, batches))
+            total: Tensor = self.terms.total(values)
+            return total
+
+        def micro_loss(number: int, features: Features) -> Tensor | None:
+            values = self.terms.values(features, self._keys([batches[number]]), "micro-batch")
+            single.append(self._read(values, [batches[number]]))
+            total: Tensor | None = self.terms.total(values)
+            return total
+
+        def backward(part: Tensor) -> None:
+            self.engine.backward(part, scale_wrt_gas=False)
+            self.engine.step()
+
+        cached_step(len(batches), encode, whole_loss, micro_loss, backward)
+        found = {**whole, **_mean(single)}
+        return {"loss": self.terms.total(found), **found}
+
+    def _encode(self, batch: Batch, step: int, number: int) -> Features:
+        # Dropout depends on where the run stands, not on its history: a resumed run draws what it would have drawn,
+        # and a micro-batch that is encoded twice draws the same.
+        torch.manual_seed(sample_key(f"{self.seed}/{step}/{number}/{self.ranks.rank}"))
+        device, dtype = self.ranks.device, next(self.engine.module.parameters()).dtype
+        features: Features = self.engine(
+            pixel_values=batch["pixel_values"].to(device, dtype, non_blocking=True),
+            input_ids=batch["input_ids"].to(device, non_blocking=True),
+            tokens=self.terms.token is not None,
+        )
+        self.logit_scale = float(features.logit_scale.detach())
+        return features
+
+    def _keys(self, batches: Sequence[Batch]) -> Tensor:
+        return torch.cat([batch["key"] for batch in batches]).to(self.ranks.device)
+
+    def _read(self, values: dict[str, Tensor], batches: Sequence[Batch]) -> dict[str, float]:
+        """The values as numbers, the same on every rank, so that all ranks find one that is not finite together."""
+        found = {name: value.item() for name, value in values.items()}
+        if self.terms.per_rank and found:
+            found = dict(zip(found, self.ranks.mean(list(found.values())), strict=True))
+        if not all(map(math.isfinite, found.values())):
+            raise NonFiniteLossError(self.terms.total(found), [i for batch in batches for i in batch["ids"]])
+        return found
+
+
+def _mean(parts: Sequence[dict[str, float]]) -> dict[str, float]:
+    """Of each number over the micro-batches."""
+    return {name: sum(part[name] for part in parts) / len(parts) for name in parts[0]}

@@ -1,0 +1,95 @@
+"""The terms of a run's loss, and over how many pairs each is taken."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch.distributed as dist
+from torch import Tensor
+
+from pipeline.config import Recipe
+from pipeline.model import Features
+from pipeline.objective import make_objective
+from pipeline.objective.token import TokenLoss
+
+Over = Literal["micro-batch", "step"]
+
+
+@dataclass
+class Terms:
+    """L = L_objective + token_weight L_tok.
+
+    Attributes:
+        objective: called with image features, text features, logit_scale and ids.
+        token: L_tok, or None.
+        token_weight: its weight.
+        objective_over, token_over: one micro-batch, or all those of an optimizer step.
+        per_rank: whether the objective sees this rank's pairs alone, so that its value differs between ranks.
+    """
+
+    objective: Any
+    token: TokenLoss | None = None
+    token_weight: float = 0.0
+    objective_over: Over = "micro-batch"
+    token_over: Over = "micro-batch"
+    per_rank: bool = False
+
+    @property
+    def need_cache(self) -> bool:
+        """Whether some term is over all micro-batches of a step."""
+        return self.objective_over == "step" or (self.token is not None and self.token_over == "step")
+
+    def values(self, features: Features, ids: Tensor, over: Over) -> dict[str, Tensor]:
+        """The terms over that many pairs, by name, not weighted.
+
+        Args:
+            features: of the pairs of this rank.
+            ids: int64 [n], equal for equal samples.
+            over: which terms.
+        """
+        values: dict[str, Tensor] = {}
+        if over == self.objective_over:
+            values["objective"] = self.objective(*features[:3], ids=ids)
+        if self.token is not None and over == self.token_over:
+            assert features.image_tokens is not None
+            assert features.text_tokens is not None
+            assert features.text_mask is not None
+            values["token"] = self.token(
+                features.image_tokens, features.text_tokens, features.text_mask, features.logit_scale, ids=ids
+            )
+        return values
+
+    def total(self, values: dict[str, Any]) -> Any:
+        """The weighted sum of terms, tensors or numbers; None of none."""
+        weighted = [v if name == "objective" else self.token_weight * v for name, v in values.items()]
+        return sum(weighted[1:], weighted[0]) if weighted else None
+
+
+def make_terms(recipe: Recipe, rank: int) -> Terms:
+    """The terms that a recipe names. With `batch.negatives: rank` the objective gets a process group of its own.
+
+    Raises:
+        ValueError: an objective that needs more than features, scale and ids, or cannot leave the other ranks out.
+    """
+    objective: Any = make_objective(recipe.objective.name, **recipe.objective.params())
+    if objective.needs:
+        given = " and ".join(objective.needs)
+        raise ValueError(
+            f"objective '{recipe.objective.name}' as set needs {given}, which `pipeline train` does not give it: "
+            "use it in your own loop, or set another objective"
+        )
+    batch, token = recipe.batch, recipe.token
+    if batch.negatives == "rank" and dist.get_world_size() > 1:
+        if not hasattr(objective, "group"):
+            raise ValueError(f"objective '{recipe.objective.name}' has no process group: use batch.negatives=global")
+        objective.group = dist.new_group([rank], use_local_synchronization=True)
+    several = batch.accumulate > 1
+    return Terms(
+        objective,
+        TokenLoss() if token.weight else None,
+        token.weight,
+        objective_over="step" if several and batch.negatives != "micro" else "micro-batch",
+        token_over="step" if several and token.scope == "global" else "micro-batch",
+        per_rank=batch.negatives == "rank",
+    )
