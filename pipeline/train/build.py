@@ -21,6 +21,7 @@ from pipeline.train.loop import StopRequest, Trainer
 from pipeline.train.optim import make_optimizer
 from pipeline.train.step import Stepper
 from pipeline.train.terms import make_terms
+from shards.overlap import overlap
 from shards.reader import ShardReader, resolve_set, split_dir
 from shards.verify import quick_check
 
@@ -70,6 +71,8 @@ def _splits(recipe: Recipe, ranks: Ranks) -> tuple[Path, Path | None]:
         splits = [split_dir(folder, s) for s in (recipe.data.train_split, recipe.data.val_split) if s is not None]
         for split in splits:
             quick_check(split)
+        if len(splits) > 1 and (warning := overlap(splits[0], splits[1]).warning()):
+            print(f"warning: {warning}", flush=True)
         return splits[0], splits[1] if len(splits) > 1 else None
 
     return ranks.on_main(find)

@@ -59,9 +59,10 @@ class RunLog:
             self._bar.update(self._task, completed=metrics["step"], text=text)
             return
         terms = f" (token {metrics['token']:.4f})" if "token" in metrics else ""
+        norm = "unknown" if metrics["grad_norm"] is None else f"{metrics['grad_norm']:.3g}"
         print(
             f"step {metrics['step']}/{self._total}  epoch {metrics['epoch']}  loss {metrics['loss']:.4f}{terms}  "
-            f"s {metrics['logit_scale']:.1f}  lr {metrics['lr']:.2e}  grad {metrics['grad_norm']:.3g}  "
+            f"s {metrics['logit_scale']:.1f}  lr {metrics['lr']:.2e}  grad {norm}  "
             f"{metrics['negatives']} negatives  {metrics['pairs_per_second']:.1f} img/s  "
             f"data {metrics['data_wait']:.0%}{self._recall}  left {self._time_left(metrics['step'])}",
             flush=True,

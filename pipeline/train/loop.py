@@ -165,6 +165,7 @@ class Trainer:
         self.step += 1
         meter.steps += 1
         if self.step % self.recipe.run.log_every == 0 or self.step == self.total_steps:
+            norm = self.engine.get_global_grad_norm()
             self.log.step(
                 {
                     "step": self.step,
@@ -172,7 +173,7 @@ class Trainer:
                     **losses,
                     "logit_scale": self.stepper.logit_scale,
                     "lr": self.recipe.optimizer.lr * factor,
-                    "grad_norm": float(self.engine.get_global_grad_norm() or 0.0),
+                    "grad_norm": None if norm is None else float(norm),  # DeepSpeed knows none at ZeRO-0 in fp32
                     **self.recipe.negatives(self.ranks.world_size),
                     "saturation": objective.saturation(),
                     **meter.read(),
