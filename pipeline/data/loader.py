@@ -28,13 +28,14 @@ class Batch(TypedDict):
     """One micro-batch of one rank. `key` comes first: streaming counts samples by the first value of a batch.
 
     key: int64 [n], equal for equal sample ids. pixel_values: float32 [n, 3, H, W]. input_ids: int64 [n, L], L the
-    longest caption of the batch. ids: the n sample ids as strings.
+    longest caption of the batch. ids, captions: the n sample ids, and the captions drawn for them, as strings.
     """
 
     key: Tensor
     pixel_values: Tensor
     input_ids: Tensor
     ids: list[str]
+    captions: list[str]
 
 
 def sample_key(sample_id: str) -> int:
@@ -84,11 +85,13 @@ class Collate:
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
         ids = [sample["id"] for sample in samples]
+        captions = [sample["caption"] for sample in samples]
         return Batch(
             key=torch.tensor([sample_key(i) for i in ids], dtype=torch.int64),
             pixel_values=torch.stack([torch.from_numpy(sample["pixels"]) for sample in samples]),
-            input_ids=self.tokenizer([sample["caption"] for sample in samples]),
+            input_ids=self.tokenizer(captions),
             ids=ids,
+            captions=captions,
         )
 
 

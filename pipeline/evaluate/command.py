@@ -66,6 +66,8 @@ def load_encoder(model: str, runs: Path) -> tuple[Encoder, str, Path | None]:
 
 
 def _training_split(meta: dict[str, Any]) -> Path | None:
+    if "data_set" not in meta:  # not written by a training run
+        return None
     try:
         return split_dir(resolve_set(meta["data_set"]), meta["train_split"])
     except (ValueError, OSError):  # moved, or never on this machine

@@ -15,6 +15,7 @@ exchange.py      the collectives between ranks
 gather.py        all rows on every rank, differentiable
 inputs.py        what the objectives accept, and the agreement of the ranks on it
 reference.py     the paper's loss, materialised in float64, for tests and readers
+token.py         TokenLoss: FILIP's late interaction, in bounded memory (token_inputs.py, token_similarity.py)
 rivals/          losses of other forms: HN-NCE, HCL, GIST, SoftCLIP, CWCL, VSE++, ARM, SigLIP
 base.py          what a training loop may ask of any objective
 registry.py      objectives by the names that recipes use
@@ -28,6 +29,7 @@ from pipeline.objective.hn_clip import HNClipLoss
 from pipeline.objective.margin_loss import InfoNCELoss
 from pipeline.objective.margins import CentredHNClipLoss, FrozenHNClipLoss, ImageHNClipLoss, UniformMarginLoss
 from pipeline.objective.registry import make_objective
+from pipeline.objective.token import TokenLoss
 
 __all__ = [
     "CentredHNClipLoss",
@@ -37,6 +39,7 @@ __all__ = [
     "ImageHNClipLoss",
     "InfoNCELoss",
     "Objective",
+    "TokenLoss",
     "UniformMarginLoss",
     "make_objective",
 ]

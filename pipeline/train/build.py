@@ -7,7 +7,7 @@ from typing import Any
 
 from pipeline.config import Recipe
 from pipeline.data import TrainingData
-from pipeline.evaluate.encode import TorchEncoder
+from pipeline.evaluate.encode import Encoder, TorchEncoder
 from pipeline.model import DualEncoder, build_model
 from pipeline.model.checkpoint import load_weights
 from pipeline.model.freeze import set_trainable
@@ -17,10 +17,11 @@ from pipeline.preprocess import Preprocess
 from pipeline.runs import Run, find_checkpoint
 from pipeline.train.distributed import Ranks
 from pipeline.train.engine import make_engine, micro_batch_size
+from pipeline.train.further import FROZEN, FurtherInputs, freeze_captions
 from pipeline.train.loop import StopRequest, Trainer
 from pipeline.train.optim import make_optimizer
 from pipeline.train.step import Stepper
-from pipeline.train.terms import make_terms
+from pipeline.train.terms import Terms, make_terms
 from shards.overlap import overlap
 from shards.reader import ShardReader, resolve_set, split_dir
 from shards.verify import quick_check
@@ -48,19 +49,32 @@ def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks
     )
     optimizer = make_optimizer(model.clip, recipe.optimizer)
     engine = make_engine(model, optimizer, deepspeed_config, recipe.batch, micro_batch)
-    dtype = next(engine.module.parameters()).dtype
+    encoder = TorchEncoder(engine, preprocess, tokenizer, ranks.device, next(engine.module.parameters()).dtype)
+    terms = make_terms(recipe, ranks.rank)
+    further = _further_inputs(terms, engine, encoder, train_dir, recipe, ranks)
     return Trainer(
         recipe=recipe,
         engine=engine,
-        stepper=Stepper(engine, make_terms(recipe, ranks.rank), ranks, recipe.batch.accumulate, recipe.run.seed),
+        stepper=Stepper(engine, terms, further, ranks, recipe.batch.accumulate, recipe.run.seed),
         data=data,
-        encoder=TorchEncoder(engine, preprocess, tokenizer, ranks.device, dtype),
+        encoder=encoder,
         val=ShardReader(val_dir) if val_dir else None,
         ranks=ranks,
         run=run,
         stop=StopRequest(),
         num_parameters=num_parameters,
     )
+
+
+def _further_inputs(
+    terms: Terms, engine: Any, encoder: Encoder, train_dir: Path, recipe: Recipe, ranks: Ranks
+) -> FurtherInputs:
+    """What the objective needs of a batch; frozen captions are encoded now, before any weight moves or is resumed."""
+    needs = terms.objective.needs
+    if FROZEN not in needs:
+        return FurtherInputs(needs)
+    engine.eval()
+    return FurtherInputs(needs, freeze_captions(encoder, ShardReader(train_dir), recipe.evaluate.batch_size, ranks))
 
 
 def _splits(recipe: Recipe, ranks: Ranks) -> tuple[Path, Path | None]:

@@ -12,8 +12,9 @@ from torch import Tensor
 from pipeline.data import Batch, sample_key
 from pipeline.model import Features
 from pipeline.train.distributed import Ranks
+from pipeline.train.further import FurtherInputs
 from pipeline.train.grad_cache import cached_step
-from pipeline.train.terms import Terms
+from pipeline.train.terms import Over, Terms
 
 
 class NonFiniteLossError(Exception):
@@ -31,14 +32,18 @@ class Stepper:
     Args:
         engine: the DeepSpeed engine around a `DualEncoder`.
         terms: of the loss.
+        further: gives what else the objective needs.
         ranks: all of them.
         accumulate: micro-batches per optimizer step.
         seed: of the run.
     """
 
-    def __init__(self, engine: Any, terms: Terms, ranks: Ranks, accumulate: int, seed: int) -> None:
+    def __init__(
+        self, engine: Any, terms: Terms, further: FurtherInputs, ranks: Ranks, accumulate: int, seed: int
+    ) -> None:
         self.engine = engine
         self.terms = terms
+        self.further = further
         self.ranks = ranks
         self.accumulate = accumulate
         self.seed = seed
@@ -62,7 +67,7 @@ class Stepper:
     def micro_batch(self, batch: Batch, step: int, number: int) -> dict[str, float]:
         """Forward, backward and, at the end of an accumulation, the optimizer's step."""
         features = self._encode(batch, step, number)
-        values = self.terms.values(features, self._keys([batch]), "micro-batch")
+        values = self._values(features, [batch], "micro-batch")
         found = self._read(values, [batch])
         self.engine.backward(self.terms.total(values))
         self.engine.step()
@@ -77,13 +82,13 @@ class Stepper:
             return self._encode(batches[number], step, first + number)
 
         def whole_loss(features: Features) -> Tensor:
-            values = self.terms.values(features, self._keys(batches), "step")
+            values = self._values(features, batches, "step")
             whole.update(self._read(values, batches))
             total: Tensor = self.terms.total(values)
             return total
 
         def micro_loss(number: int, features: Features) -> Tensor | None:
-            values = self.terms.values(features, self._keys([batches[number]]), "micro-batch")
+            values = self._values(features, [batches[number]], "micro-batch")
             single.append(self._read(values, [batches[number]]))
             total: Tensor | None = self.terms.total(values)
             return total
@@ -109,8 +114,10 @@ class Stepper:
         self.logit_scale = float(features.logit_scale.detach())
         return features
 
-    def _keys(self, batches: Sequence[Batch]) -> Tensor:
-        return torch.cat([batch["key"] for batch in batches]).to(self.ranks.device)
+    def _values(self, features: Features, batches: Sequence[Batch], over: Over) -> dict[str, Tensor]:
+        keys = torch.cat([batch["key"] for batch in batches]).to(self.ranks.device)
+        further = self.further(batches, self.ranks.device) if over == self.terms.objective_over else {}
+        return self.terms.values(features, keys, over, further)
 
     def _read(self, values: dict[str, Tensor], batches: Sequence[Batch]) -> dict[str, float]:
         """The values as numbers, the same on every rank, so that all ranks find one that is not finite together."""

@@ -21,7 +21,7 @@ class Terms:
     """L = L_objective + token_weight L_tok.
 
     Attributes:
-        objective: called with image features, text features, logit_scale and ids.
+        objective: called with image features, text features, logit_scale, ids and whatever else it `needs`.
         token: L_tok, or None.
         token_weight: its weight.
         objective_over, token_over: one micro-batch, or all those of an optimizer step.
@@ -40,17 +40,18 @@ class Terms:
         """Whether some term is over all micro-batches of a step."""
         return self.objective_over == "step" or (self.token is not None and self.token_over == "step")
 
-    def values(self, features: Features, ids: Tensor, over: Over) -> dict[str, Tensor]:
+    def values(self, features: Features, ids: Tensor, over: Over, further: dict[str, Tensor]) -> dict[str, Tensor]:
         """The terms over that many pairs, by name, not weighted.
 
         Args:
             features: of the pairs of this rank.
             ids: int64 [n], equal for equal samples.
             over: which terms.
+            further: what else the objective needs of these pairs.
         """
         values: dict[str, Tensor] = {}
         if over == self.objective_over:
-            values["objective"] = self.objective(*features[:3], ids=ids)
+            values["objective"] = self.objective(*features[:3], ids=ids, **further)
         if self.token is not None and over == self.token_over:
             assert features.image_tokens is not None
             assert features.text_tokens is not None
@@ -70,15 +71,9 @@ def make_terms(recipe: Recipe, rank: int) -> Terms:
     """The terms that a recipe names. With `batch.negatives: rank` the objective gets a process group of its own.
 
     Raises:
-        ValueError: an objective that needs more than features, scale and ids, or cannot leave the other ranks out.
+        ValueError: an objective that cannot leave the other ranks out.
     """
     objective: Any = make_objective(recipe.objective.name, **recipe.objective.params())
-    if objective.needs:
-        given = " and ".join(objective.needs)
-        raise ValueError(
-            f"objective '{recipe.objective.name}' as set needs {given}, which `pipeline train` does not give it: "
-            "use it in your own loop, or set another objective"
-        )
     batch, token = recipe.batch, recipe.token
     if batch.negatives == "rank" and dist.get_world_size() > 1:
         if not hasattr(objective, "group"):

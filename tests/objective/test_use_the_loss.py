@@ -29,7 +29,7 @@ def run(name: str) -> dict[str, Any]:
 
 
 def test_every_block_is_known_here():
-    assert set(BLOCKS) == {"plain", "options", "ddp", "open_clip", "accelerate"}
+    assert set(BLOCKS) == {"plain", "options", "token", "ddp", "open_clip", "accelerate"}
     assert PAGE.count("```python") == len(BLOCKS)
 
 
@@ -45,6 +45,20 @@ def test_options(capsys):
     figures = names["figures"]
     described = set(re.findall(r"`(\w+)`", "".join(line.split("|")[1] for line in table("| figure |"))))
     assert set(figures) == described
+
+
+def test_token_is_the_formula():
+    names = run("token")
+    x, y, mask = (names[name].detach() for name in ("image_tokens", "text_tokens", "text_mask"))
+    i2t, t2i = torch.empty(8, 8), torch.empty(8, 8)
+    for i in range(8):
+        for j in range(8):
+            similarity = x[i] @ y[j][mask[j]].T
+            i2t[i, j], t2i[i, j] = similarity.amax(1).mean(), similarity.amax(0).mean()
+    cross_entropy = torch.nn.functional.cross_entropy
+    expected = 0.5 * (cross_entropy(20 * i2t, torch.arange(8)) + cross_entropy(20 * t2i.T, torch.arange(8)))
+    assert names["token_loss"].item() == pytest.approx(expected.item(), rel=1e-5)
+    assert names["image_tokens"].grad is not None
 
 
 def test_ddp_prints_the_same_loss_for_any_number_of_processes(tmp_path):

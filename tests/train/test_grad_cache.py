@@ -112,6 +112,7 @@ def _engine_step(stage: int, negatives: str, scope: str | None, bf16: bool) -> t
     from deepspeed.utils import safe_get_full_fp32_param
 
     from pipeline.train.distributed import Ranks as Sharing
+    from pipeline.train.further import FurtherInputs
     from pipeline.train.step import Stepper
     from pipeline.train.terms import make_terms
 
@@ -131,7 +132,8 @@ def _engine_step(stage: int, negatives: str, scope: str | None, bf16: bool) -> t
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
     sharing = Sharing(rank, world, rank, world, torch.device("cpu"))
-    stepper = Stepper(engine, make_terms(_recipe(negatives, scope, world), rank), sharing, NUM_MICRO, SEED)
+    terms = make_terms(_recipe(negatives, scope, world), rank)
+    stepper = Stepper(engine, terms, FurtherInputs(()), sharing, NUM_MICRO, SEED)
     batches = iter([_batch(k, rank, world) for k in range(NUM_MICRO)])
     losses = stepper.step(lambda: next(batches), STEP, 0)
     after = {}
