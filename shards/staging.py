@@ -41,7 +41,7 @@ def staged(out: Path, overwrite: bool) -> Iterator[Path]:
             os.rename(new, out)
         except OSError as error:
             raise ValueError(f"{out} cannot be published ({error.strerror}): did another run write it?") from error
-        _sync_folder(out.parent)
+        sync(out.parent)
     finally:
         shutil.rmtree(new, ignore_errors=True)
         if old.exists() and not out.exists():
@@ -78,16 +78,13 @@ def _sync_tree(folder: Path) -> None:
     """Flush every file, then every folder that names it: a rename may otherwise reach the disk before its contents."""
     for root, _, files in os.walk(folder, topdown=False):
         for file in files:
-            descriptor = os.open(Path(root) / file, os.O_RDONLY)
-            try:
-                os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
-        _sync_folder(Path(root))
+            sync(Path(root) / file)
+        sync(Path(root))
 
 
-def _sync_folder(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync(path: Path) -> None:
+    """Flush a file's contents, or a folder's list of names, to the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -42,6 +42,7 @@ def test_the_bundle_scores_what_the_checkpoint_scores(
         out = _pipeline(installed, "evaluate", str(model), str(tiny_set), "--split", "val", "--json", str(file))
         scores.append(json.loads(file.read_text()))
         assert f"text to image: R@1 {scores[-1]['t2i']['1']:6.2f}" in out
+    assert [score["negatives"] for score in scores] == [15, None]  # a bundle does not say how it was trained
     assert scores[0]["images"] == 24
     assert scores[0]["captions"] == 32  # every third pair has two
     assert scores[0]["t2i"] == scores[1]["t2i"]
@@ -49,6 +50,12 @@ def test_the_bundle_scores_what_the_checkpoint_scores(
     # The run evaluated the same split after its last epoch.
     (table,) = (trained / "evaluations").glob("val-*.json")
     assert json.loads(table.read_text())["t2i"] == scores[0]["t2i"]
+
+
+def test_evaluating_on_what_was_trained_on_says_so(installed: Installed, trained: Path, tiny_set: Path) -> None:
+    out = _pipeline(installed, "evaluate", str(trained), str(tiny_set), "--split", "train")
+    assert "64 of 64 pairs of" in out
+    assert "were trained on: its figures are too good" in out
 
 
 def test_the_manifest_says_where_the_bundle_comes_from(bundle: Path) -> None:

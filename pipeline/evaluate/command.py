@@ -27,49 +27,52 @@ def evaluate_model(
         progress: called with the pictures done.
     """
     reader = ShardReader(split_dir(resolve_set(folder), split))
-    encoder, source, trained_on = load_encoder(model, runs)
+    encoder, source, training = load_encoder(model, runs)
     embeddings = encode_split(
         encoder, reader, batch_size, progress=lambda done: progress(Progress(done, len(reader), 0))
     )
     metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
-    warning = _overlap_warning(trained_on, resolve_set(folder) / split)
+    warning = _overlap_warning(_training_split(training), resolve_set(folder) / split)
+    negatives = training.get("negatives")
+    trained = f"; trained with {negatives} negatives per positive" if negatives else ""
     lines = [
         *([warning] if warning else []),
         f"{source} on {folder} {split}: {metrics['images']} images, {metrics['captions']} captions; "
-        "ties count against the model",
+        f"ties count against the model{trained}",
         *(_line(name, metrics[key]) for name, key in (("text to image", "t2i"), ("image to text", "i2t"))),
     ]
-    return {"model": source, "set": folder, "split": split, **metrics, "overlap": warning, "lines": lines}
+    what = {"model": source, "set": folder, "split": split, "negatives": negatives}
+    return {**what, **metrics, "overlap": warning, "lines": lines}
 
 
-def load_encoder(model: str, runs: Path) -> tuple[Encoder, str, Path | None]:
-    """What encodes, its name in a table, and the split that it trained on, where that is known and still there."""
+def load_encoder(model: str, runs: Path) -> tuple[Encoder, str, dict[str, Any]]:
+    """What encodes, its name in a table, and what its checkpoint says of its training; nothing for other models."""
     if (Path(model) / "onnx").is_dir():
         from export.runtime import Bundle
 
-        return Bundle(Path(model)), model, None
+        return Bundle(Path(model)), model, {}
     from pipeline.config import ModelConfig
     from pipeline.model import build_model, load_checkpoint
     from pipeline.model.tokenizer import CaptionTokenizer
     from pipeline.preprocess import Preprocess
 
-    trained_on = None
+    training: dict[str, Any] = {}
     name, _, pretrained = model.partition(":")
     if not Path(model).exists() and not (runs / model).exists() and _is_open_clip_name(name):
         encoder, source = build_model(ModelConfig(name=name, pretrained=pretrained or None)).eval(), model
     else:
-        encoder, meta = load_checkpoint(model, runs)
-        source = meta["path"]
-        trained_on = _training_split(meta)
+        encoder, training = load_checkpoint(model, runs)
+        source = training["path"]
     preprocess = Preprocess.from_config(encoder.spec["preprocess_cfg"])
-    return TorchEncoder(encoder, preprocess, CaptionTokenizer(encoder.spec)), source, trained_on
+    return TorchEncoder(encoder, preprocess, CaptionTokenizer(encoder.spec)), source, training
 
 
-def _training_split(meta: dict[str, Any]) -> Path | None:
-    if "data_set" not in meta:  # not written by a training run
+def _training_split(training: dict[str, Any]) -> Path | None:
+    """The split that a model trained on, where that is known and still there."""
+    if "data_set" not in training:
         return None
     try:
-        return split_dir(resolve_set(meta["data_set"]), meta["train_split"])
+        return split_dir(resolve_set(training["data_set"]), training["train_split"])
     except (ValueError, OSError):  # moved, or never on this machine
         return None
 

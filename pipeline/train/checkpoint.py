@@ -16,6 +16,7 @@ from torch import Tensor
 from pipeline.model import DualEncoder
 from pipeline.runs import MANIFEST, MODEL_CONFIG, POINTER, WEIGHTS, Checkpoint, Run, read_json, sha256_of, write_json
 from pipeline.train.distributed import Ranks
+from shards.staging import sync
 
 _ZERO_TAG = "zero"
 
@@ -97,34 +98,26 @@ def _publish(aside: Path, final: Path, manifest: dict[str, Any]) -> None:
     """Hash and sync every file, write the manifest last, and rename the folder to its final name."""
     files = {}
     for path in sorted(p for p in aside.rglob("*") if p.is_file()):
-        _sync(path)
+        sync(path)
         files[str(path.relative_to(aside))] = {"bytes": path.stat().st_size, "sha256": sha256_of(path)}
     write_json(aside / MANIFEST, {**manifest, "files": files})
     for folder in {aside, *(p for p in aside.rglob("*") if p.is_dir())}:
-        _sync(folder)
+        sync(folder)
     if final.exists():  # the same step, saved again after a resume
         shutil.rmtree(final)
     os.rename(aside, final)
-    _sync(final.parent)
+    sync(final.parent)
 
 
 def write_pointer(folder: Path, name: str) -> None:
     """Point `latest` at a checkpoint, in one rename."""
     aside = folder / f".{POINTER}.tmp"
     aside.write_text(name + "\n", encoding="utf-8")
-    _sync(aside)
+    sync(aside)
     os.replace(aside, folder / POINTER)
-    _sync(folder)
+    sync(folder)
 
 
 def _drop_old(run: Run, keep: int) -> None:
     for old in run.checkpoints()[:-keep]:
         shutil.rmtree(old.path)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

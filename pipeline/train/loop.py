@@ -105,8 +105,13 @@ class Trainer:
 
         Raises:
             Stopped: a signal asked for it; a checkpoint is saved.
-            ValueError: the loss is not finite; the ids of the batch are in the run's folder.
+            ValueError: the loss is not finite; the ids of the batch are in the run's folder. Or an epoch has no step.
         """
+        if self.total_steps == 0:
+            raise ValueError(
+                f"{self.data.num_pairs} pairs are fewer than one step of {self.recipe.batch.size}: "
+                "lower batch.size, or train on a larger split"
+            )
         if self.ranks.is_main:
             self.log = RunLog(self.run.path, self.total_steps, self.step)
         try:
@@ -129,6 +134,7 @@ class Trainer:
             "run": self.run.path.name,
             "data_set": self.recipe.data.set,
             "train_split": self.recipe.data.train_split,
+            **self.recipe.negatives(self.ranks.world_size),
             "val": self.last_metrics or None,
         }
         return save_checkpoint(self.engine, self.run, self.ranks, self.step, state, self.recipe.checkpoint.keep)

@@ -140,6 +140,12 @@ def test_accumulated_micro_batches_are_one_step(ranks: Ranks, tiny_set: Path, tm
     assert [(line["step"], line["negatives"]) for line in lines if "loss" in line] == [(1, 15), (2, 15)]
 
 
+def test_a_split_smaller_than_one_step_is_refused(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
+    recipe = write_recipe(tmp_path, tiny_set, batch={"size": 128, "accumulate": 8})
+    with pytest.raises(ValueError, match="64 pairs are fewer than one step of 128"):
+        ranks(1).run(train_on_rank, "zero2", str(recipe), ["run.name=a"])
+
+
 def test_explicit_resume_of_what_is_not_there_is_an_error(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny_set)
     with pytest.raises(ValueError, match="neither a checkpoint, nor a run"):
