@@ -99,7 +99,7 @@ def test_only_complete_checkpoints_stay_and_latest_points_at_the_newest(uninterr
 def test_resumed_run_is_bitwise_the_uninterrupted_one(
     world: int, stop_after: int, ranks: Ranks, tiny_set: Path, tmp_path: Path
 ) -> None:
-    """Stopped by SIGTERM in the first epoch, exactly at its end, or in the second; dropout of patches is on."""
+    """Stopped by SIGTERM in the first epoch, exactly at its end, or in the second."""
     recipe = write_recipe(tmp_path, tiny_set)
     whole, cut = ["run.name=whole"], ["run.name=cut"]
     ranks(world).run(train_on_rank, "zero2", str(recipe), whole)
