@@ -127,29 +127,49 @@ def agree(exchange: Exchange, inputs: Inputs, flag: bool = False) -> bool:
         if fault:
             raise ValueError(fault)
         return flag
-    local = [0] * 8
+    facts: list[int] = []
     if fault is None:
         dtype = FEATURE_DTYPES.index(inputs.image.dtype)
         frozen = inputs.frozen_text_features
         frozen_width = 0 if frozen is None else frozen.shape[1]
         presence = [inputs.ids is not None, inputs.caption_keys is not None]
-        local = [1, *inputs.image.shape, dtype, *presence, frozen_width, flag]
-    ranks = exchange.gather(torch.tensor([local], dtype=torch.int64, device=inputs.image.device)).tolist()
-    if fault:
-        raise ValueError(fault)
-    faulty = [rank for rank, row in enumerate(ranks) if not row[0]]
-    if faulty:
-        raise ValueError(f"rank(s) {faulty} got inputs that cannot be used; the error there says why")
-    sizes = [row[1] for row in ranks]
+        facts = [*inputs.image.shape, dtype, *presence, frozen_width, flag]
+    ranks = gather_facts(exchange, fault, facts, 7, "inputs", inputs.image.device)
+    sizes = [row[0] for row in ranks]
     if len(set(sizes)) > 1:
         raise ValueError(
             f"every rank must bring equally many pairs, but ranks 0 to {len(sizes) - 1} bring {sizes}: "
             "drop the last incomplete batch, or pad it"
         )
     things = ("embedding width", "feature dtype", "presence of ids", "presence of caption_keys", "frozen text width")
-    for column, what in enumerate(things, start=2):
+    for column, what in enumerate(things, start=1):
         values = [row[column] for row in ranks]
         if len(set(values)) > 1:
             names = [str(FEATURE_DTYPES[value]) for value in values] if what == "feature dtype" else values
             raise ValueError(f"the {what} differs between the ranks: {names}")
     return any(row[-1] for row in ranks)
+
+
+def gather_facts(
+    exchange: Exchange, fault: str | None, facts: list[int], count: int, what: str, device: torch.device
+) -> list[list[int]]:
+    """What every rank says of its inputs, in rank order, once no rank has found a fault in its own.
+
+    Args:
+        exchange: the ranks.
+        fault: what is wrong with the inputs of this rank.
+        facts: `count` numbers; not looked at with a fault.
+        what: a word for the inputs, in the error.
+        device: where collectives run.
+
+    Raises:
+        ValueError: on every rank, if there is a fault on any.
+    """
+    row = [0] * (1 + count) if fault else [1, *facts]
+    ranks = exchange.gather(torch.tensor([row], dtype=torch.int64, device=device)).tolist()
+    if fault:
+        raise ValueError(fault)
+    faulty = [rank for rank, (sound, *_) in enumerate(ranks) if not sound]
+    if faulty:
+        raise ValueError(f"rank(s) {faulty} got {what} that cannot be used; the error there says why")
+    return [facts for _, *facts in ranks]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from pipeline.objective.exchange import Exchange
-from pipeline.objective.inputs import FEATURE_DTYPES
+from pipeline.objective.inputs import FEATURE_DTYPES, gather_facts
 
 
 class TokenInputs(NamedTuple):
@@ -47,17 +47,12 @@ def agree_on_length(exchange: Exchange, inputs: TokenInputs) -> int:
     fault = find_token_fault(inputs)
     if fault is None and exchange.size == 1:
         return inputs.text.shape[1]
-    local = [0] * 6
+    facts: list[int] = []
     if fault is None:
         n, L, D = inputs.text.shape
-        local = [1, n, D, FEATURE_DTYPES.index(inputs.text.dtype), inputs.ids is not None, L]
-    ranks = exchange.gather(torch.tensor([local], dtype=torch.int64, device=inputs.text.device)).tolist()
-    if fault:
-        raise ValueError(fault)
-    faulty = [rank for rank, row in enumerate(ranks) if not row[0]]
-    if faulty:
-        raise ValueError(f"rank(s) {faulty} got tokens that cannot be used; the error there says why")
-    for column, what in enumerate(("number of pairs", "width", "dtype", "presence of ids"), start=1):
+        facts = [n, D, FEATURE_DTYPES.index(inputs.text.dtype), inputs.ids is not None, L]
+    ranks = gather_facts(exchange, fault, facts, 5, "tokens", inputs.text.device)
+    for column, what in enumerate(("number of pairs", "width", "dtype", "presence of ids")):
         values = [row[column] for row in ranks]
         if len(set(values)) > 1:
             raise ValueError(f"the {what} of the token term differs between the ranks: {values}")

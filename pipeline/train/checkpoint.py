@@ -78,7 +78,8 @@ def full_encoder_state(engine: Any) -> dict[str, Tensor]:
     Collective: every rank calls it and gets the same.
     """
     model: DualEncoder = engine.module
-    state = {name: buffer.detach().cpu().clone() for name, buffer in model.clip.named_buffers() if _kept(model, name)}
+    kept = model.clip.state_dict().keys()  # not every buffer is
+    state = {name: buffer.detach().cpu().clone() for name, buffer in model.clip.named_buffers() if name in kept}
     for name, parameter in model.clip.named_parameters():
         if parameter.requires_grad and parameter.dtype != torch.float32:
             value = safe_get_full_fp32_param(parameter)
@@ -88,10 +89,6 @@ def full_encoder_state(engine: Any) -> dict[str, Tensor]:
         state[name] = value.cpu().contiguous()
     state["logit_scale"] = state["logit_scale"].reshape(())
     return state
-
-
-def _kept(model: DualEncoder, buffer: str) -> bool:
-    return buffer in model.clip.state_dict()
 
 
 def _publish(aside: Path, final: Path, manifest: dict[str, Any]) -> None:

@@ -149,7 +149,7 @@ def _facts() -> dict[str, dict[str, Any]]:
 
 SOURCE = Source(
     name="openmoji",
-    summary="about 4000 OpenMoji pictures, half of them near-twins by skin tone, direction or hair",
+    summary="about 4000 OpenMoji pictures, many of them near-twins by skin tone, direction or hair",
     licence="CC BY-SA 4.0",
     needs=NEEDS,
     read=read,

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from pipeline.objective import HNClipLoss, hn_clip, tiles
 from pipeline.objective.reference import reference_loss
+from tests.bench.measure import peak_bytes
 from tests.objective import cases
 from tests.objective.cases import Batch, Outcome, dense_captions, formula, outcome, relative_error
 
@@ -152,9 +153,7 @@ class TestTiles:
     def test_peak_memory_follows_the_budget_not_the_square_of_the_batch(self):
         N, D, budget = 2048, 8, 2**20
         leaves = dense_captions(N, dim=D, dtype=torch.float32).leaves()
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-            HNClipLoss(memory_budget=budget)(*leaves).backward()
-        peak = peak_bytes(profile)
+        peak = peak_bytes(lambda: HNClipLoss(memory_budget=budget)(*leaves).backward())
         assert budget / 2 < peak < budget + 10 * 4 * N * D  # one N x N matrix takes 16 MiB
 
     def test_no_gradient_no_second_pass(self, monkeypatch):
@@ -177,16 +176,6 @@ class TestTiles:
                 assert leaf.grad is None
             else:
                 assert torch.allclose(leaf.grad, getattr(expected, name), rtol=1e-10)
-
-
-def peak_bytes(profile: torch.profiler.profile) -> int:
-    """The largest sum of live allocations that the profiler saw."""
-    live = peak = 0
-    memory = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    for event in sorted(memory, key=lambda event: event.start_ns()):
-        live += event.nbytes()
-        peak = max(peak, live)
-    return peak
 
 
 class TestRepeatedIds:
