@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image
 
 from shards.images import decode_rgb, image_facts
+from shards.page import html_page
 from shards.reader import ShardReader
 from shards.receipt import MANIFEST, Receipt, read_receipt
 
@@ -21,15 +22,8 @@ THUMBNAIL = 480
 _MAX_REGIONS = 16  # outlines on one picture; more hide it
 
 _STYLE = """
-:root { color-scheme: light dark; --page: #f5f5f3; --card: #fff; --text: #1d1d1b; --quiet: #6b6b66; --line: #e2e2dd;
-  --accent: #2f6f5e; }
-@media (prefers-color-scheme: dark) { :root { --page: #161716; --card: #212322; --text: #ecece8; --quiet: #a0a19b;
-  --line: #343634; --accent: #7cc7b1; } }
-* { box-sizing: border-box; }
-body { margin: 0; padding: clamp(16px, 4vw, 48px); background: var(--page); color: var(--text);
-  font: 15px/1.5 system-ui, sans-serif; }
+body { font-size: 15px; }
 header, section { max-width: 1320px; margin: 0 auto; }
-h1 { margin: 0; font-size: clamp(22px, 3.2vw, 32px); line-height: 1.25; font-weight: 600; overflow-wrap: anywhere; }
 h2 { margin: 32px 0 12px; font-size: 18px; font-weight: 600; }
 header p, h2 span { margin: 4px 0 0; color: var(--quiet); font-weight: 400; }
 .cards { columns: 4 270px; column-gap: 18px; }
@@ -46,24 +40,6 @@ figcaption { padding: 12px 16px 14px; }
 .caption + .caption { border-top: 1px dashed var(--line); padding-top: 8px; }
 .facts { color: var(--quiet); font-size: 13px; }
 .id { color: var(--accent); font: 13px/1.4 ui-monospace, monospace; overflow-wrap: anywhere; }
-"""
-
-_PAGE = """<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<title>{title}</title>
-<style>{style}</style>
-</head>
-<body>
-<header>
-<h1>{title}</h1>
-<p>{summary}</p>
-</header>
-{sections}
-</body>
-</html>
 """
 
 _CARD = """<figure>
@@ -97,12 +73,7 @@ def write_preview(set_dir: Path, out: Path, count: int) -> int:
         heading = f"<h2>{html.escape(split)} <span>{len(cards)} of {len(reader)} pairs</span></h2>"
         body = "\n".join(cards)
         sections.append(f'<section>\n{heading}\n<div class="cards">\n{body}\n</div>\n</section>')
-    page = _PAGE.format(
-        title=html.escape(set_dir.resolve().name),
-        style=_STYLE,
-        summary=html.escape(_summary(receipt)),
-        sections="\n".join(sections),
-    )
+    page = html_page(set_dir.resolve().name, html.escape(_summary(receipt)), "\n".join(sections), _STYLE)
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(page, encoding="utf-8")
     return shown
