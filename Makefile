@@ -10,6 +10,8 @@ IMAGES  ?=
 OUT     ?=
 OPTIONS ?=
 ALLOW_MISSING ?=
+WORKERS ?=
+PART    ?=
 
 .DEFAULT_GOAL := help
 # `shards` is a folder as well: without .PHONY make would call it up to date.
@@ -31,9 +33,9 @@ $(STAMP): pyproject.toml
 demo: setup  ## The main job end to end: shards, three trainings, evaluation, ONNX, a query (20 minutes at most)
 	$(BIN)/python -m pipeline.demo
 
-shards: setup  ## Shards of a data set: make shards DATASET=dci [SOURCE=...] [IMAGES=...] [OUT=...] [OPTIONS='key=value ...']
+shards: setup  ## Shards of a data set: make shards DATASET=dci [SOURCE=...] [IMAGES=...] [OUT=...] [WORKERS=n] [PART=i/n] [OPTIONS='key=value ...']
 	@test -n '$(DATASET)' || { echo "error: which data set? make shards DATASET=name, one of:"; $(BIN)/pipeline shards list; exit 2; }
-	$(BIN)/pipeline shards write '$(DATASET)' $(if $(SOURCE),--source '$(SOURCE)') $(if $(IMAGES),--images '$(IMAGES)') $(if $(OUT),--out '$(OUT)') $(if $(ALLOW_MISSING),--allow-missing '$(ALLOW_MISSING)') $(foreach o,$(OPTIONS),--option '$(o)')
+	$(BIN)/pipeline shards write '$(DATASET)' $(if $(SOURCE),--source '$(SOURCE)') $(if $(IMAGES),--images '$(IMAGES)') $(if $(OUT),--out '$(OUT)') $(if $(ALLOW_MISSING),--allow-missing '$(ALLOW_MISSING)') $(if $(WORKERS),--workers '$(WORKERS)') $(if $(PART),--part '$(PART)') $(foreach o,$(OPTIONS),--option '$(o)')
 
 test: setup  ## The tests
 	$(BIN)/python -m pytest -m 'not gpu and not long'
@@ -47,6 +49,7 @@ test-gpu: setup  ## What only a GPU can show (8 minutes at most; skipped without
 bench: setup  ## Speed and memory side by side with the peer, as ratios (minutes; quiet machine)
 	$(BIN)/python -m tests.bench.objective
 	$(BIN)/python -m tests.bench.token
+	$(BIN)/python -m tests.bench.loader
 
 lint: setup  ## Ruff and mypy
 	$(BIN)/ruff check .

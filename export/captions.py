@@ -56,6 +56,9 @@ class BundleTokenizer:
 
     Args:
         folder: holds `tokenizer.json`, which truncates and pads, and `tokenizer_config.json`.
+
+    Attributes:
+        num_captions, num_cut: captions that this object has tokenized, and those that were longer than the context.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -63,10 +66,13 @@ class BundleTokenizer:
         self._clean = CLEANERS[config[CLEANING_KEY]]
         self._zeroed = config[ZEROED_KEY]
         self._tokenizer = Tokenizer.from_file(str(folder / TOKENIZER))
+        self.num_captions = self.num_cut = 0
 
     def __call__(self, captions: Sequence[str]) -> NDArray[np.int64]:
         """int64 ids [B, L], L the length of the longest caption here, at most the context; shorter ones are padded."""
         encoded = self._tokenizer.encode_batch([self._clean(caption) for caption in captions])
+        self.num_captions += len(encoded)
+        self.num_cut += sum(bool(caption.overflowing) for caption in encoded)
         ids = np.array([caption.ids for caption in encoded], dtype=np.int64)
         ids[np.isin(ids, self._zeroed)] = 0
         used = np.flatnonzero((ids != self._tokenizer.padding["pad_id"]).any(axis=0))

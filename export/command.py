@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from export.bundle import export_bundle
 from pipeline.model import load_checkpoint
+from pipeline.model.formats import locate
 from pipeline.runs import find_checkpoint
 from shards.reader import ShardReader, resolve_set, split_dir
 
@@ -19,7 +21,7 @@ def export_checkpoint(
     """Export a checkpoint, checked on real pairs.
 
     Args:
-        reference: a checkpoint, a run, or a name under `runs`; None is the newest run.
+        reference: a checkpoint, a run, a name under `runs`, or weights of any format; None is the newest run.
         out: the bundle's folder; `bundle` in the run when None.
         data: a set of shards for the parity check; the one that the run trained on when None.
         opset: of the default ONNX domain.
@@ -29,18 +31,29 @@ def export_checkpoint(
     Raises:
         ValueError: no such checkpoint, no pairs, or a bundle that differs from torch.
     """
-    checkpoint = find_checkpoint(reference, runs)
-    model, meta = load_checkpoint(checkpoint.path)
-    say(f"{checkpoint.path}: step {meta['step']} of recipe {meta['recipe']}")
-    pairs = _pairs(data or meta["data_set"])
-    target = out or checkpoint.path.parent.parent / "bundle"
+    path = find_checkpoint(None, runs).path if reference is None else locate(reference, runs)
+    model, meta = load_checkpoint(path)
+    say(describe(meta))
+    data = data or meta.get("data_set")
+    if "run" not in meta and (data is None or out is None):
+        raise ValueError(f"{path} belongs to no run: say where the bundle goes, --out, and a set of pairs, --data")
+    assert data is not None
+    pairs = _pairs(data)
+    target = out or path.parent.parent / "bundle"
     report = export_bundle(model, meta, target, pairs, opset, progress=say)
     say(
         f"equal to torch on {report.pairs} pairs at every batch size: largest difference of images "
         f"{report.image_max_abs_diff:.1e}, of texts {report.text_max_abs_diff:.1e}, same top-10 ranks"
     )
     say(f"{target}: {report.size / 1e6:.1f} MB; export {report.export_s:.0f} s, check {report.parity_s:.0f} s")
-    say(f"next: pipeline index {target} {data or meta['data_set']} --out index")
+    say(f"next: pipeline index {target} {data} --out index")
+
+
+def describe(meta: dict[str, Any]) -> str:
+    """One line on what was read, with what had to be assumed; `meta` as `load_checkpoint` gives it."""
+    if "run" in meta:
+        return f"{meta['path']}: step {meta['step']} of recipe {meta['recipe']}"
+    return "\n".join([f"{meta['path']}: {meta['format']}", *([f"note: {meta['note']}"] if "note" in meta else [])])
 
 
 def _pairs(data: str) -> ShardReader:

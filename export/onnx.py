@@ -98,7 +98,7 @@ class _Forward(nn.Module):
         self.method = method
 
     def forward(self, x: Tensor) -> Tensor:
-        features: Tensor = getattr(self.model, self.method)(x)
+        features: Tensor = getattr(self.model, self.method)(x, normalize=True)
         return features
 
 

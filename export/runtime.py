@@ -40,7 +40,7 @@ class Bundle:
         self.manifest: dict[str, Any] = check_bundle(self.path)
         self.embed_dim = int(self.manifest["embed_dim"])
         self.preprocess = read_preprocess(self.path)
-        self._tokenizer = BundleTokenizer(self.path)
+        self.tokenizer = BundleTokenizer(self.path)
         self._vision = _session(self.path / VISION_GRAPH, threads, device)
         self._text = _session(self.path / TEXT_GRAPH, threads, device)
         self._decoders = ThreadPoolExecutor(4)  # Pillow lets go of the GIL while it decodes and resizes
@@ -69,7 +69,7 @@ class Bundle:
 
     def tokenize(self, captions: Sequence[str]) -> NDArray[np.int64]:
         """int64 ids [B, L], L the length of the longest caption here, at most the context."""
-        return self._tokenizer(captions)
+        return self.tokenizer(captions)
 
 
 def _session(file: Path, threads: int | None, device: Device) -> ort.InferenceSession:

@@ -5,16 +5,15 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-if TYPE_CHECKING:
-    from shards.report import Progress
+from pipeline.runs_cli import runs_app
+from pipeline.shards_cli import progress_bar as _progress
+from pipeline.shards_cli import shards_app
 
 app = typer.Typer(
     name="pipeline",
@@ -23,123 +22,19 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-shards_app = typer.Typer(help="Image-caption pairs as MosaicML MDS shards.", no_args_is_help=True)
 app.add_typer(shards_app, name="shards")
+app.add_typer(runs_app, name="runs")
 
 
-class Check(StrEnum):
-    """How far a picture is looked at before it is written."""
+class ModelFormat(StrEnum):
+    """What others read weights in."""
 
-    decode = "decode"
-    header = "header"
+    open_clip = "open_clip"
+    hf = "hf"
+    longclip = "longclip"
 
 
 Root = Annotated[Path, typer.Option("--runs", help="Where runs are kept.")]
-
-
-@shards_app.command("list")
-def shards_list() -> None:
-    """The data sets that can be sharded, with what each needs."""
-    from shards.sources import SOURCES
-
-    for source in SOURCES.values():
-        typer.echo(f"{source.name:<15} {source.summary}")
-        typer.echo(f"{'':<15} licence: {source.licence}")
-        typer.echo(f"{'':<15} needs: {source.needs}")
-        for name, option in source.options.items():
-            choices = f", of {', '.join(option.choices)}" if option.choices else ""
-            default = f" (default: {option.default})" if option.default else ""
-            typer.echo(f"{'':<15} --option {name}=...  {option.help}{choices}{default}")
-
-
-@shards_app.command("write")
-def shards_write(
-    dataset: Annotated[str, typer.Argument(help="A data set of `pipeline shards list`.")],
-    source: Annotated[
-        str | None, typer.Option(help="Where its files are (default: data/SET, then $DATA_DIR/SET).")
-    ] = None,
-    images: Annotated[str | None, typer.Option(help="Pictures, where apart: FOLDER, TAR or ZIP.")] = None,
-    out: Annotated[str | None, typer.Option(help="Folder of the shards (default: data/mds/SET).")] = None,
-    option: Annotated[list[str] | None, typer.Option(help="An option of this set: key=value. May be repeated.")] = None,
-    check: Annotated[Check, typer.Option(help="Decode every picture, or only read its header.")] = Check.decode,
-    overwrite: Annotated[bool, typer.Option(help="Replace a set that is already there.")] = False,
-    allow_missing: Annotated[int, typer.Option(min=0, help="How many pictures may be missing.")] = 0,
-) -> None:
-    """Write the shards of a data set in one pass. `make shards DATASET=...` is the same."""
-    from shards.writer import write_set
-
-    with _progress("pairs") as progress:
-        report = write_set(
-            dataset,
-            source=source,
-            images=images,
-            out=out,
-            options=_key_values(option or []),
-            check=check.value,
-            overwrite=overwrite,
-            allow_missing=allow_missing,
-            progress=progress,
-        )
-    for line in report.lines():
-        typer.echo(line)
-
-
-@shards_app.command("verify")
-def shards_verify(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A set of shards, or its name under data/mds.")],
-    decode: Annotated[bool, typer.Option(help="Also decode every picture.")] = True,
-) -> None:
-    """Re-read a whole set: sizes, hashes, counts, pictures."""
-    from shards.reader import resolve_set
-    from shards.verify import verify_set
-
-    with _progress("pairs") as progress:
-        report = verify_set(resolve_set(folder), decode=decode, progress=progress)
-    for line in report.lines():
-        typer.echo(line)
-    if report.problems:
-        raise typer.Exit(1)
-
-
-@shards_app.command("info")
-def shards_info(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A set of shards, or its name under data/mds.")],
-) -> None:
-    """Counts, lengths of captions in words and CLIP tokens, duplicates, kinds and sizes of pictures, licence."""
-    from shards.info import describe_set
-    from shards.reader import resolve_set
-
-    with _progress("pairs") as progress:
-        info = describe_set(resolve_set(folder), progress=progress)
-    for line in info.lines():
-        typer.echo(line)
-
-
-@shards_app.command("preview")
-def shards_preview(
-    folder: Annotated[str, typer.Argument(metavar="DIR", help="A set of shards, or its name under data/mds.")],
-    out: Annotated[Path | None, typer.Option(help="The page (default: DIR.html, beside the set).")] = None,
-    count: Annotated[int, typer.Option(min=1, help="About how many pairs.")] = 60,
-) -> None:
-    """A contact sheet of a set: one HTML page with some pairs of each split."""
-    from shards.preview import write_preview
-    from shards.reader import resolve_set
-
-    path = resolve_set(folder)
-    page = out or path.resolve().parent / f"{path.resolve().name}.html"
-    typer.echo(f"{page}: {write_preview(path, page, count)} pairs")
-
-
-@shards_app.command("overlap")
-def shards_overlap(
-    first: Annotated[str, typer.Argument(metavar="A", help="A set, its name under data/mds, or one split's folder.")],
-    second: Annotated[str, typer.Argument(metavar="B", help="The set or split that it is compared with.")],
-) -> None:
-    """The pairs that two sets share: by id, by picture, by caption."""
-    from shards.overlap import overlaps
-
-    for found in overlaps(first, second):
-        typer.echo(found.line())
 
 
 @app.command()
@@ -157,7 +52,10 @@ def train(
 
 @app.command()
 def evaluate(
-    model: Annotated[str, typer.Argument(help="A checkpoint, a run, a bundle, or an open_clip NAME[:PRETRAINED].")],
+    model: Annotated[
+        str,
+        typer.Argument(help="A checkpoint, a run, a bundle, weights of any format, or open_clip's NAME[:PRETRAINED]."),
+    ],
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A set of shards, or its name under data/mds.")],
     split: Annotated[str, typer.Option(help="Which split.")] = "test",
     batch_size: Annotated[int, typer.Option(min=1, help="Pairs per forward pass.")] = 64,
@@ -192,6 +90,25 @@ def export(
     from export.command import export_checkpoint
 
     export_checkpoint(checkpoint, out, data, opset, runs, say=typer.echo)
+
+
+@app.command()
+def convert(
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="A run, a checkpoint or weights of any format (default: the newest run).")
+    ] = None,
+    to: Annotated[
+        ModelFormat | None, typer.Option(help="open_clip and hf are folders, longclip is a .pt file.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The new folder or file.")] = None,
+    runs: Root = Path("runs"),
+) -> None:
+    """Weights for open_clip, Hugging Face's CLIPModel or Long-CLIP's own code."""
+    if to is None or out is None:
+        raise ValueError("say which format and where: pipeline convert RUN --to open_clip|hf|longclip --out PATH")
+    from export.convert import convert_checkpoint
+
+    convert_checkpoint(checkpoint, to.value, out, runs, say=typer.echo)
 
 
 @app.command()
@@ -242,22 +159,6 @@ def main() -> None:
             traceback.print_exc()
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
-
-
-def _key_values(options: list[str]) -> dict[str, str]:
-    for option in options:
-        if "=" not in option:
-            raise ValueError(f"--option takes key=value, not '{option}'")
-    return dict(option.split("=", 1) for option in options)
-
-
-@contextmanager
-def _progress(unit: str) -> Iterator[Callable[[Progress], None]]:
-    """A bar on a terminal, a plain line every ten seconds in a log."""
-    from pipeline.progress import bar_or_lines
-
-    with bar_or_lines(unit) as report:
-        yield report
 
 
 if __name__ == "__main__":

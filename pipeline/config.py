@@ -14,36 +14,12 @@ from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from yaml import MarkedYAMLError, YAMLError
 
+from pipeline.sections import DataConfig, ModelConfig, Section
+
 DEFAULT_RECIPE = "default"
-
-
-class Section(BaseModel):
-    """A part of a recipe: unknown keys are refused, values do not change once read."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class DataConfig(Section):
-    """Where the pairs are. `set` is a folder of shards or a name under data/mds."""
-
-    set: str
-    train_split: str = "train"
-    val_split: str | None = "val"
-    workers: int = Field(2, ge=0, description="loader processes of each rank; 0 loads in the rank itself")
-
-
-class ModelConfig(Section):
-    """Which dual encoder, where its weights come from, and which of its parameters train."""
-
-    name: str = Field(description="a config in configs/models, a path to one, or an open_clip model name")
-    pretrained: str | None = Field(None, description="an open_clip tag or a weights file, for open_clip names")
-    init: str | None = Field(None, description="start from this run, checkpoint, or the newest run of this recipe")
-    image_size: PositiveInt | None = Field(None, description="pixels; the model's own when not given")
-    context_length: PositiveInt | None = Field(None, description="tokens a caption is cut to; the model's own if unset")
-    trainable: list[str] = Field(["*"], description="shell patterns of the parameter names that train")
 
 
 class ObjectiveConfig(BaseModel):
@@ -105,6 +81,7 @@ class OptimizerConfig(Section):
 
     lr: float = Field(gt=0)
     lr_overrides: dict[str, float] = Field({}, description="learning rate by shell pattern of the parameter name")
+    layer_decay: float = Field(1.0, gt=0, le=1, description="lr times this per layer below a tower's head; 1 is off")
     weight_decay: float = Field(0.01, ge=0)
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = Field(1e-8, gt=0)
@@ -128,7 +105,17 @@ class CheckpointConfig(Section):
     """A checkpoint is written after every epoch, when stopped, and every `every_steps` optimizer steps if set."""
 
     every_steps: PositiveInt | None = None
-    keep: PositiveInt = 2
+    keep: PositiveInt = Field(2, description="how many of the newest stay; the best one stays as well")
+    best_by: Literal["mean", "t2i", "i2t"] = Field("mean", description="validation R@1 in which direction")
+
+
+class EmaConfig(Section):
+    """An exponential average of the trained weights: avg = decay avg + (1 - decay) w after every optimizer step.
+
+    Evaluations, export and whatever else reads a checkpoint take the average; training goes on with the raw weights.
+    """
+
+    decay: float | None = Field(None, gt=0, lt=1, description="no average when not given")
 
 
 class RunConfig(Section):
@@ -138,6 +125,23 @@ class RunConfig(Section):
     name: str | None = Field(None, description="folder under root; the recipe's name, numbered, when not given")
     seed: int = 42
     log_every: PositiveInt = 10
+    stall_after_s: PositiveFloat | None = Field(300, description="a rank in one place for so long says where; null: off")
+    stall_exit_s: PositiveFloat = Field(1800, description="and for so long ends the run with exit code 75")
+
+    @model_validator(mode="after")
+    def _said_before_the_end(self) -> RunConfig:
+        if self.stall_after_s is not None and self.stall_exit_s < self.stall_after_s:
+            raise ValueError(f"stall_exit_s {self.stall_exit_s} is less than stall_after_s {self.stall_after_s}")
+        return self
+
+
+class LogConfig(Section):
+    """What shows a run besides `metrics.jsonl`, which is always written."""
+
+    tensorboard: bool = Field(True, description="TensorBoard events in the run's folder")
+    wandb: bool = Field(False, description="Weights & Biases as well; WANDB_MODE=offline keeps it on this machine")
+    wandb_project: str = "hn-clip"
+    wandb_name: str | None = Field(None, description="the run's folder when not given")
 
 
 class Recipe(Section):
@@ -153,7 +157,9 @@ class Recipe(Section):
     schedule: ScheduleConfig
     evaluate: EvaluateConfig = EvaluateConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    ema: EmaConfig = EmaConfig()
     run: RunConfig = RunConfig()
+    log: LogConfig = LogConfig()
 
     def negatives(self, world_size: int) -> dict[str, int]:
         """Negatives per positive that the objective sees, and the token term where there is one."""

@@ -6,8 +6,7 @@ runs/<name>/
     metrics.jsonl       one line per logged step        tensorboard/     the same as events
     evaluations/        one table per evaluation
     checkpoints/
-        latest          the name of the newest complete checkpoint
-        step-00000120/  complete or absent: written aside, hashed, renamed
+        step-00000120/  complete or absent: written aside, hashed, renamed; its manifest tells which is newest and best
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST = "manifest.json"
-POINTER = "latest"
 WEIGHTS = "open_clip_model.safetensors"  # open_clip's own names, so that its `local-dir:` finds them
 MODEL_CONFIG = "open_clip_config.json"
 
@@ -64,7 +62,18 @@ class Checkpoint:
     @property
     def step(self) -> int:
         """Optimizer steps done when it was written."""
-        return int(self.path.name.removeprefix("step-"))
+        return int(self.path.name.split("-")[1])  # step-00000120, or step-00000120-2 when it was written again
+
+    @property
+    def serial(self) -> int:
+        """Counts the checkpoints of a run in the order of writing, which is not that of steps if it went back once."""
+        return int(read_json(self.path / MANIFEST).get("serial", 0))
+
+    @property
+    def score(self) -> float | None:
+        """Validation R@1 as `checkpoint.best_by` has it, of these very weights; None where they were not evaluated."""
+        score: float | None = read_json(self.path / MANIFEST).get("score")
+        return score
 
     def is_complete(self) -> bool:
         """Whether every file of the manifest is there with its size. `check` also compares the hashes."""
@@ -108,12 +117,17 @@ class Run:
     def checkpoints(self) -> list[Checkpoint]:
         """The complete checkpoints, oldest first."""
         found = [Checkpoint(p) for p in (self.path / "checkpoints").glob("step-*") if p.is_dir()]
-        return sorted((c for c in found if c.is_complete()), key=lambda c: c.step)
+        return sorted((c for c in found if c.is_complete()), key=lambda c: (c.serial, c.step))
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint."""
         complete = self.checkpoints()
         return complete[-1] if complete else None
+
+    def best(self) -> Checkpoint | None:
+        """The complete checkpoint with the highest validation R@1, the newest of equals; None if none was evaluated."""
+        scored = [c for c in self.checkpoints() if c.score is not None]
+        return max(scored, key=lambda c: (c.score, c.serial)) if scored else None
 
 
 def all_runs(root: Path) -> Iterator[Run]:
@@ -137,12 +151,15 @@ def find_checkpoint(reference: str | None, root: Path) -> Checkpoint:
 
     Args:
         reference: a checkpoint folder, a run folder (its newest checkpoint), the same under `root`, or a bare name:
-            the newest run of that recipe or in a folder of that name. None is the newest run of all.
+            the newest run of that recipe or in a folder of that name. None is the newest run of all. With `:best` at
+            its end it is the run's best checkpoint by validation R@1.
         root: where runs are kept.
 
     Raises:
         ValueError: there is none; says what was looked for and how to make one.
     """
+    if reference is not None and reference.endswith(_BEST):
+        return _best(Run(find_checkpoint(reference.removesuffix(_BEST) or None, root).path.parent.parent))
     if reference is None:
         run = newest_run(root)
         if run is None:
@@ -163,6 +180,7 @@ def find_checkpoint(reference: str | None, root: Path) -> Checkpoint:
     )
 
 
+_BEST = ":best"
 _TRAIN = "deepspeed launcher/train.py --config zero2.json"
 
 
@@ -170,4 +188,11 @@ def _latest(run: Run) -> Checkpoint:
     checkpoint = run.latest()
     if checkpoint is None:
         raise ValueError(f"run {run.path} has no complete checkpoint yet")
+    return checkpoint
+
+
+def _best(run: Run) -> Checkpoint:
+    checkpoint = run.best()
+    if checkpoint is None:
+        raise ValueError(f"run {run.path} has no checkpoint that was evaluated: see data.val_split and evaluate")
     return checkpoint

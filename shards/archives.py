@@ -1,4 +1,4 @@
-"""Files inside a tar or a zip, read in place."""
+"""Files inside a tar or a zip, read in place, wherever it lies."""
 
 from __future__ import annotations
 
@@ -8,15 +8,20 @@ import zlib
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from itertools import islice
-from pathlib import Path
 
-from shards.names import Grade, NotFound, Wanted, is_junk, matches_any, not_found, resolve
+from shards.location import Location, open_seekable, open_stream
+from shards.names import Grade, NotFound, Seen, Wanted, is_junk, matches_any, not_found, resolve
+from shards.remote.base import RemotePath
+from shards.remote.patience import say
+
+_READ_AT_ONCE = 1 << 18
+"""Bytes that a tar's stream is read in."""
 
 
 class TarStore:
-    """A tar, read front to back as a stream, so that a compressed one is decompressed once and never seeks."""
+    """A tar, read front to back as a stream: a compressed one is decompressed once, a remote one never touches disk."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
 
     def read_wanted(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes | NotFound]]:
@@ -24,10 +29,10 @@ class TarStore:
         index = Wanted(wanted)
         served: dict[str, tuple[str, Grade]] = {}
         weak: dict[str, dict[str, None]] = {}  # name -> the members that share only its last component, in order
-        members: list[str] = []
+        seen = Seen()
         with self._stream() as tar:
             for member in _regular_files(tar):
-                members.append(member.name)
+                seen.add(member.name)
                 data: bytes | None = None
                 for name, grade in index.match(member.name):
                     if grade is Grade.BASENAME:
@@ -46,8 +51,10 @@ class TarStore:
                 if len(files) == 1:
                     later[name] = files[0]
                 else:
-                    yield name, not_found(files, self.path, members)
+                    yield name, not_found(files, self.path, seen)
         if later:
+            if isinstance(self.path, RemotePath):
+                say(f"{self.path}: once more, for {len(later)} files whose folders are called otherwise in the list")
             yield from self._read_members(later)
 
     def _contest(self, name: str, first: str, grade: Grade, second: str) -> None:
@@ -84,7 +91,7 @@ class TarStore:
     @contextmanager
     def _stream(self) -> Iterator[tarfile.TarFile]:
         try:
-            with tarfile.open(self.path, mode="r|*") as tar:
+            with open_stream(self.path) as file, tarfile.open(fileobj=file, mode="r|*", bufsize=_READ_AT_ONCE) as tar:
                 yield tar
         except (tarfile.TarError, EOFError, zlib.error) as error:
             raise ValueError(f"{self.path} is damaged or incomplete ({error}); fetch it again") from error
@@ -93,7 +100,7 @@ class TarStore:
 class ZipStore:
     """A zip, read in the order in which its files lie."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Location) -> None:
         self.path = path
 
     def read_wanted(self, wanted: Collection[str]) -> Iterator[tuple[str, bytes | NotFound]]:
@@ -111,7 +118,7 @@ class ZipStore:
                     yield from ((name, data) for name in names)
             for name in dict.fromkeys(wanted):
                 if name not in found:
-                    yield name, not_found(several.get(name, ()), self.path, members)
+                    yield name, not_found(several.get(name, ()), self.path, Seen(members))
 
     def iter_files(self, *patterns: str) -> Iterator[tuple[str, bytes]]:
         """See `shards.store.Store`. The order is the archive's."""
@@ -128,7 +135,7 @@ class ZipStore:
     @contextmanager
     def _open(self) -> Iterator[zipfile.ZipFile]:
         try:
-            with zipfile.ZipFile(self.path) as archive:
+            with open_seekable(self.path) as file, zipfile.ZipFile(file) as archive:
                 yield archive
         except (zipfile.BadZipFile, EOFError, zlib.error) as error:
             raise ValueError(f"{self.path} is damaged or incomplete ({error}); fetch it again") from error
@@ -137,7 +144,11 @@ class ZipStore:
 
 
 def _regular_files(tar: tarfile.TarFile) -> Iterator[tarfile.TarInfo]:
-    return (member for member in tar if member.isreg() and not is_junk(member.name))
+    for member in tar:
+        if member.isreg() and not is_junk(member.name):
+            yield member
+        # The library keeps every header that it has read: a gigabyte for a million files.
+        tar.members = []  # type: ignore[attr-defined]
 
 
 def _extract(tar: tarfile.TarFile, member: tarfile.TarInfo) -> bytes:

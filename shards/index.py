@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import xxhash
+from shards.mds import hasher, stored
 
 INDEX = "index.json"
 _CHUNK = 1 << 20
@@ -17,7 +16,10 @@ _CHUNK = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One shard as the index declares it. `spec` is the index's own object, for streaming's reader."""
+    """One shard as the index declares it: the file as it lies there, compressed or not.
+
+    `spec` is the index's own object, for streaming's reader.
+    """
 
     name: str
     bytes: int
@@ -59,25 +61,36 @@ def size_problems(split_dir: Path, shards: list[Shard]) -> Iterator[tuple[Shard,
 def hash_problem(split_dir: Path, shard: Shard) -> str | None:
     """Compare a shard's bytes with every hash that the index declares."""
     path = split_dir / shard.name
-    hashers = {name: _hasher(name) for name in shard.hashes}
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            for hasher in hashers.values():
-                hasher.update(chunk)
-    for name, hasher in hashers.items():
-        if hasher.hexdigest() != shard.hashes[name]:
-            return f"{path} is altered: its {name} is {hasher.hexdigest()}, not {shard.hashes[name]}"
+    problem = facts_problem(stored(shard.spec), chunks_of(path))
+    return f"{path} {problem}" if problem is not None else None
+
+
+def facts_problem(facts: dict[str, Any], chunks: Iterable[bytes]) -> str | None:
+    """What is wrong with the bytes of a file, by its size and hashes in the index."""
+    hashers = {name: hasher(name) for name in facts["hashes"]}
+    size = 0
+    for chunk in chunks:
+        size += len(chunk)
+        for one in hashers.values():
+            one.update(chunk)
+    if size != facts["bytes"]:
+        return f"has {size} bytes, not {facts['bytes']}"
+    for name, one in hashers.items():
+        if one.hexdigest() != facts["hashes"][name]:
+            return f"is altered: its {name} is {one.hexdigest()}, not {facts['hashes'][name]}"
     return None
 
 
+def chunks_of(path: Path) -> Iterator[bytes]:
+    """The bytes of a file, some at a time."""
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            yield chunk
+
+
 def _shard(spec: dict[str, Any]) -> Shard:
-    raw = spec["raw_data"]
-    shard = Shard(raw["basename"], int(raw["bytes"]), int(spec["samples"]), dict(raw["hashes"]), spec)
+    file = stored(spec)
+    shard = Shard(file["basename"], int(file["bytes"]), int(spec["samples"]), dict(file["hashes"]), spec)
     for name in shard.hashes:
-        _hasher(name)
+        hasher(name)
     return shard
-
-
-def _hasher(name: str) -> Any:
-    """A hash object by the name that streaming uses."""
-    return getattr(xxhash, name)() if name in xxhash.algorithms_available else hashlib.new(name)

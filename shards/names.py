@@ -10,10 +10,10 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import IntEnum
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 
 Parts = tuple[str, ...]
 
@@ -116,13 +116,29 @@ class NotFound:
     reason: str
 
 
-def not_found(candidates: Collection[str], where: Path, members: Sequence[str]) -> NotFound:
-    """Say why a wanted name has no file, given the files that it may mean and all files of the store at `where`."""
+class Seen:
+    """The files of a store, as much of them as a message names: a count and the first few."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self.count = 0
+        self.first: list[str] = []
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """One more file."""
+        self.count += 1
+        if self.count <= 3:
+            self.first.append(name)
+
+
+def not_found(candidates: Collection[str], where: object, seen: Seen) -> NotFound:
+    """Say why a wanted name has no file, given the files that it may mean and what the store at `where` holds."""
     if candidates:
         return NotFound(f"ambiguous in {where}: it may be {' or '.join(sorted(candidates)[:3])}")
-    examples = ", ".join(members[:3]) or "nothing"
-    more = ", ..." if len(members) > 3 else ""
-    return NotFound(f"not in {where}, which holds {len(members)} files: {examples}{more}")
+    examples = ", ".join(seen.first) or "nothing"
+    more = ", ..." if seen.count > 3 else ""
+    return NotFound(f"not in {where}, which holds {seen.count} files: {examples}{more}")
 
 
 def matches_any(name: str, patterns: Iterable[str]) -> bool:

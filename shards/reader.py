@@ -7,16 +7,24 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from shards.index import Shard, read_index, size_problems
+from shards.index import INDEX, Shard, read_index, size_problems
 from shards.mds import COLUMNS, SETS
+from shards.mirror import ORIGIN, fetch, mirror, origin
 
 
-def resolve_set(name_or_path: str) -> Path:
-    """The folder of a set: a path, else `data/mds/<name>`.
+def resolve_set(name_or_path: str, cache: Path | None = None) -> Path:
+    """The folder of a set: a path, else `data/mds/<name>`; for a URL, the folder that mirrors it.
+
+    Args:
+        name_or_path: What a user says.
+        cache: Where mirrors lie, `shards.mirror.cache_dir()` by default.
 
     Raises:
-        ValueError: Neither is a folder.
+        ValueError: Neither is a folder, or no set is at the URL.
+        OSError: The URL cannot be read.
     """
+    if "://" in name_or_path:
+        return mirror(name_or_path, cache)
     path = Path(name_or_path).expanduser()
     for place in (path, SETS / name_or_path):
         if place.is_dir():
@@ -25,6 +33,18 @@ def resolve_set(name_or_path: str) -> Path:
         f"no shard set {name_or_path!r}: neither {path} nor {SETS / name_or_path} is a folder; "
         f"write it with: make shards DATASET={path.name}"
     )
+
+
+def set_for_streaming(name_or_path: str, cache: Path | None = None) -> Path:
+    """The folder of a set for a reader that unpacks shards beside where they lie: for a compressed set, its mirror.
+
+    Raises:
+        ValueError, OSError: As `resolve_set`.
+    """
+    folder = resolve_set(name_or_path, cache)
+    indexes = [] if (folder / ORIGIN).is_file() else folder.glob(f"*/{INDEX}")
+    packed = any(shard.spec["compression"] is not None for index in indexes for shard in read_index(index.parent))
+    return mirror(str(folder.resolve()), cache) if packed else folder
 
 
 def split_dir(set_dir: Path, split: str) -> Path:
@@ -57,10 +77,12 @@ class ShardReader:
         self._shards = read_index(self.folder)
         for shard in self._shards:
             _check_columns(self.folder, shard)
-        for _, problem in size_problems(self.folder, self._shards):
+        self._is_mirror = origin(self.folder) is not None
+        for _, problem in size_problems(self.folder, [] if self._is_mirror else self._shards):
             raise ValueError(f"{problem}: write the set again")
         self._ends = list(accumulate(shard.samples for shard in self._shards))
         self._readers: list[Any] | None = None
+        self._unpacked: Any = None  # of compressed shards
 
     def __len__(self) -> int:
         return self._ends[-1]
@@ -78,7 +100,7 @@ class ShardReader:
         shard = bisect_right(self._ends, position)
         first = self._ends[shard] - self._shards[shard].samples
         try:
-            sample = self._open()[shard][position - first]
+            sample = self._open(shard)[position - first]
         except (ValueError, IndexError, KeyError, TypeError) as error:
             raise ValueError(
                 f"{self.folder / self._shards[shard].name}: pair {index} is damaged ({error}); "
@@ -87,15 +109,28 @@ class ShardReader:
         return {column: sample[column] for column in COLUMNS}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_readers": None}
+        return {**self.__dict__, "_readers": None, "_unpacked": None}
 
-    def _open(self) -> list[Any]:
+    def _open(self, number: int) -> Any:
+        """streaming's reader of a shard, whose file is here then."""
         if self._readers is None:
-            # Imported on first use: it brings torch along.
-            from streaming.base.format import reader_from_json
+            self._readers = [self._reader(shard) for shard in self._shards]
+        if self._is_mirror:
+            raw = self.folder / self._shards[number].spec["raw_data"]["basename"]
+            if not raw.is_file():
+                fetch(self.folder, self._shards[number].spec)
+        return self._readers[number]
 
-            self._readers = [reader_from_json(str(self.folder), "", shard.spec) for shard in self._shards]
-        return self._readers
+    def _reader(self, shard: Shard) -> Any:
+        # Imported on first use: it brings torch along.
+        from streaming.base.format import reader_from_json
+
+        if shard.spec["compression"] is None:
+            return reader_from_json(str(self.folder), "", shard.spec)
+        from shards.packed import PackedReader, Unpacked
+
+        self._unpacked = self._unpacked or Unpacked()
+        return PackedReader.of(self.folder, shard.name, shard.spec, self._unpacked)
 
 
 def _check_columns(folder: Path, shard: Shard) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from shards.contents import CONTENTS
 from shards.index import INDEX
+from shards.mds import ShardFormat
 from shards.report import Report, Tally
 from shards.sources.base import Source
 
@@ -27,15 +28,20 @@ class Receipt:
 
     @property
     def request(self) -> dict[str, Any]:
-        """What was asked for."""
-        return self.content["request"]
+        """What was asked for. Sets from before there was a choice of formats have the default one."""
+        return {"shards": ShardFormat().record(), **self.content["request"]}
+
+    @property
+    def part(self) -> dict[str, Any] | None:
+        """Which share of the source this is, and its blocks; None for a whole set."""
+        return self.content.get("part")
 
     @property
     def splits(self) -> dict[str, dict[str, Any]]:
         """By split: counts, and size and sha256 of the index and of the list of contents."""
         return self.content["splits"]
 
-    def report(self, out: Path) -> Report:
+    def report(self, out: str) -> Report:
         """The report of a set that is already there."""
         counts = self.content["counts"]
         written = {split: entry["written"] for split, entry in self.splits.items()}
@@ -60,10 +66,17 @@ def read_receipt(set_dir: Path) -> Receipt | None:
         ValueError: There is a manifest that this version cannot read.
     """
     path = set_dir / MANIFEST
-    if not path.is_file():
-        return None
+    return parse_receipt(path.read_bytes(), str(path)) if path.is_file() else None
+
+
+def parse_receipt(data: bytes, path: str) -> Receipt:
+    """The receipt in a manifest's bytes; `path` names it in errors.
+
+    Raises:
+        ValueError: This version cannot read it.
+    """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(data)
         kind, number = content["kind"], content["format_version"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error!r}); write the set again") from error
@@ -72,7 +85,9 @@ def read_receipt(set_dir: Path) -> Receipt | None:
     return Receipt(content)
 
 
-def write_receipt(set_dir: Path, source: Source, request: dict[str, Any], tally: Tally) -> None:
+def write_receipt(
+    set_dir: Path, source: Source, request: dict[str, Any], tally: Tally, part: dict[str, Any] | None
+) -> None:
     """Write the receipt of a finished set. It holds no time or host, so that equal inputs give equal bytes."""
     splits = {}
     for split in sorted(tally.written):
@@ -100,8 +115,29 @@ def write_receipt(set_dir: Path, source: Source, request: dict[str, Any], tally:
         "splits": splits,
         "versions": _versions(("hn-clip", "mosaicml-streaming", "pillow", *source.packages)),
     }
+    save_receipt(set_dir, content | ({"part": part} if part else {}))
+
+
+def save_receipt(set_dir: Path, content: dict[str, Any]) -> None:
+    """Write a receipt's content."""
     text = json.dumps(content, indent=2, ensure_ascii=False) + "\n"
     (set_dir / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def format_difference(old: dict[str, Any], new: dict[str, Any]) -> str:
+    """Say in which respects the shards of two requests differ in form, or in the share that they are."""
+    changes = []
+    for key, before in old["shards"].items():
+        if before != new["shards"][key]:
+            changes.append(f"{key} was {before}, now {new['shards'][key]}")
+    if old.get("part") != new.get("part"):
+        shares = [f"part {part['number']} of {part['of']}" if part else "the whole" for part in map(_part, (old, new))]
+        changes.append("it was {}, now {}".format(*shares))
+    return "; ".join(changes)
+
+
+def _part(request: dict[str, Any]) -> dict[str, Any] | None:
+    return request.get("part")
 
 
 def fingerprint(path: Path) -> dict[str, Any]:

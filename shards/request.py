@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from shards.images import CheckLevel
-from shards.sources.base import Option, Request, Source
+from shards.location import Location, location
+from shards.location import record as record_place
+from shards.sources.base import Option, Request, Source, default_places
 
 
 def make_request(source: Source, path: str | None, images: str | None, options: Mapping[str, str]) -> Request:
@@ -30,7 +31,16 @@ def make_request(source: Source, path: str | None, images: str | None, options: 
                 kind = "some of" if option.several else "one of"
                 raise ValueError(f"{source.name}: option {key} is {kind} {', '.join(option.choices)}, not {part!r}")
     filled = {key: _in_order(option, options.get(key, option.default)) for key, option in source.options.items()}
-    return Request(Path(path).expanduser() if path else None, Path(images).expanduser() if images else None, filled)
+    place = location(path) if path else _official_place(source)
+    return Request(place, location(images) if images else None, filled)
+
+
+def _official_place(source: Source) -> Location | None:
+    """Where a source is read from that nobody stated and that is not here: its home, or that of $PIPELINE_MIRROR."""
+    if not source.home or any(place.exists() for place in default_places(source.name)):
+        return None
+    mirror = os.environ.get("PIPELINE_MIRROR")
+    return location(f"{mirror.rstrip('/')}/{source.name}/" if mirror else source.home)
 
 
 def _in_order(option: Option, value: str) -> str:
@@ -43,23 +53,13 @@ def record(source: Source, request: Request, check: CheckLevel) -> dict[str, Any
     options: dict[str, Any] = dict(request.options)
     for key, option in source.options.items():
         if option.is_path and options[key]:
-            options[key] = _path_record(Path(options[key]).expanduser())
+            options[key] = record_place(location(options[key]))
     return {
-        "source": _path_record(request.source),
-        "images": _path_record(request.images),
+        "source": record_place(request.source),
+        "images": record_place(request.images),
         "options": options,
         "check": check,
     }
-
-
-def _path_record(path: Path | None) -> dict[str, Any] | None:
-    if path is None:
-        return None
-    record: dict[str, Any] = {"path": os.path.abspath(path)}
-    if path.is_file():
-        stat = path.stat()
-        record |= {"bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}
-    return record
 
 
 def difference(old_name: str, old: Mapping[str, Any], name: str, new: Mapping[str, Any]) -> str:
@@ -75,12 +75,16 @@ def difference(old_name: str, old: Mapping[str, Any], name: str, new: Mapping[st
 def _change(key: str, before: Any, after: Any) -> list[str]:
     if before == after:
         return []
-    if isinstance(before, dict) and isinstance(after, dict) and before["path"] == after["path"]:
-        return [f"{key} {after['path']!r} has changed since"]
+    if isinstance(before, dict) and isinstance(after, dict) and _place(before) == _place(after):
+        return [f"{key} {_place(after)!r} has changed since"]
     return [f"{key} was {_shown(before)}, now {_shown(after)}"]
+
+
+def _place(record: dict[str, Any]) -> str:
+    return str(record["url"] if "url" in record else record["path"])
 
 
 def _shown(value: Any) -> str:
     if isinstance(value, dict):
-        return repr(value["path"])
+        return repr(_place(value))
     return "the default" if value in (None, "") else repr(value)

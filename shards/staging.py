@@ -1,5 +1,7 @@
 """A folder that is complete or absent: written aside, synced to disk, renamed into place.
 
+For what is made anew after a kill, such as a bundle or an index; a set of shards goes on instead: see `shards.work`.
+
 Beside `<out>` lie, while a run works, `.<out>.<host>.<pid>.<random>.new` (being written) and `.old` (about to be
 replaced). A run that is killed leaves them; the next one on that host, finding the process gone, clears them up.
 """
@@ -34,7 +36,7 @@ def staged(out: Path, overwrite: bool) -> Iterator[Path]:
     new.mkdir()
     try:
         yield new
-        _sync_tree(new)
+        sync_tree(new)
         if overwrite and out.exists():
             os.rename(out, old)
         try:
@@ -74,7 +76,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
     """Flush every file, then every folder that names it: a rename may otherwise reach the disk before its contents."""
     for root, _, files in os.walk(folder, topdown=False):
         for file in files:

@@ -1,16 +1,18 @@
-"""Where bytes come from: a folder, a tar (plain or compressed), a zip. One pass, in place, nothing unpacked."""
+"""Where bytes come from: a folder, a tar (plain or compressed), a zip, here or elsewhere; nothing is unpacked."""
 
 from __future__ import annotations
 
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Sequence
-from pathlib import Path
 from typing import Protocol
 
 from shards.archives import TarStore, ZipStore
 from shards.folder import FolderStore
+from shards.location import Location, open_seekable, open_stream
 from shards.names import NotFound
+from shards.remote.base import RemotePath
 
 ARCHIVE_KINDS = "a folder, .tar, .tar.gz or .zip"
 
@@ -65,22 +67,45 @@ class JoinedStore:
         return [name for store in self.stores for name in store.first_names(count)][:count]
 
 
-def open_store(path: Path) -> Store:
+def open_store(path: Location) -> Store:
     """Open a folder or an archive; the kind of an archive is read from its bytes, not from its name.
 
     Raises:
         FileNotFoundError: Nothing is there.
         ValueError: It is a file, but not an archive.
+        OSError: It is elsewhere and cannot be read; the message names the address.
     """
     if path.is_dir():
         return FolderStore(path)
-    if not path.exists():
+    if isinstance(path, RemotePath):
+        path.version()  # says what is wrong with the address
+    elif not path.exists():
         raise FileNotFoundError(f"{path} does not exist; point at {ARCHIVE_KINDS}")
-    if is_archive(path):
-        return TarStore(path) if tarfile.is_tarfile(path) else ZipStore(path)
+    if _is_tar(path):
+        return TarStore(path)
+    if _is_zip(path):
+        return ZipStore(path)
     raise ValueError(f"{path} is not {ARCHIVE_KINDS}; if it was downloaded, fetch it again")
 
 
-def is_archive(path: Path) -> bool:
+def is_archive(path: Location) -> bool:
     """Whether a file is a tar or a zip, by its bytes."""
-    return tarfile.is_tarfile(path) or zipfile.is_zipfile(path)
+    return _is_tar(path) or _is_zip(path)
+
+
+def _is_tar(path: Location) -> bool:
+    with open_stream(path) as file:
+        try:
+            tarfile.open(fileobj=file, mode="r|*").close()
+        except (tarfile.TarError, EOFError, zlib.error):
+            return False
+        return True
+
+
+def _is_zip(path: Location) -> bool:
+    """A remote zip is known by its first bytes, a local one also with something put before it."""
+    if isinstance(path, RemotePath):
+        with open_stream(path) as file:
+            return file.read(4) in (b"PK\x03\x04", b"PK\x05\x06")
+    with open_seekable(path) as file:
+        return zipfile.is_zipfile(file)

@@ -11,11 +11,12 @@ from typing import Any
 from shards.contents import CONTENTS, Content, content_of, read_contents
 from shards.images import check_image
 from shards.index import INDEX, Shard, hash_problem, read_index, size_problems
+from shards.mirror import ORIGIN, drop_damaged, fetch, origin
 from shards.reader import ShardReader
 from shards.receipt import MANIFEST, fingerprint, read_receipt
 from shards.report import Progress
 
-_NOTES = (MANIFEST, "rejected.jsonl", "missing.jsonl")
+_NOTES = (MANIFEST, ORIGIN, "rejected.jsonl", "missing.jsonl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +45,16 @@ class VerifyReport:
 def quick_check(split_dir: Path) -> None:
     """Compare the size and hash of every shard of a split with its index. Training calls this before its first step.
 
+    Of a set elsewhere the shards that are here already are compared; damaged ones are removed, to be fetched again.
+
     Raises:
         ValueError: The first shard that is missing, truncated or altered.
     """
-    for problem in _file_problems(split_dir, read_index(split_dir)).values():
+    shards = read_index(split_dir)
+    if origin(split_dir) is not None:
+        drop_damaged(split_dir, (shard.spec for shard in shards))
+        return
+    for problem in _file_problems(split_dir, shards).values():
         raise ValueError(f"{problem}: write the set again, or copy it again from where it is whole")
 
 
@@ -98,11 +105,12 @@ class _Audit:
         except (OSError, ValueError) as error:
             self.problems.append(f"split {split}: {error}")
             return
+        if origin(folder) is not None:
+            drop_damaged(folder, (shard.spec for shard in shards))
+            self.problems += _fetch_problems(folder, shards)
         damaged = _file_problems(folder, shards)
         self.problems += damaged.values()
-        strangers = sorted(
-            {child.name for child in folder.iterdir()} - {shard.name for shard in shards} - {INDEX, CONTENTS}
-        )
+        strangers = sorted({child.name for child in folder.iterdir()} - _names(folder, shards))
         self.problems += [f"{folder / name} is not in the index" for name in strangers]
         declared = sum(shard.samples for shard in shards)
         if declared != entry["written"]:
@@ -155,6 +163,21 @@ class _Audit:
             check_image(sample["image"], "decode" if self._decode else "header")
         except ValueError as error:
             yield f"{id!r}: {error}"
+
+
+def _names(folder: Path, shards: list[Shard]) -> set[str]:
+    """What may lie in a split: in a mirror, unpacked shards too."""
+    unpacked = {shard.spec["raw_data"]["basename"] for shard in shards if origin(folder) is not None}
+    return {shard.name for shard in shards} | unpacked | {INDEX, CONTENTS}
+
+
+def _fetch_problems(folder: Path, shards: list[Shard]) -> Iterator[str]:
+    """Bring the shards of a mirror here; yield what is wrong with them where they lie."""
+    for shard in shards:
+        try:
+            fetch(folder, shard.spec)
+        except OSError as error:
+            yield str(error)
 
 
 def _file_problems(folder: Path, shards: list[Shard]) -> dict[str, str]:

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from errno import EDQUOT, ENOSPC
+from functools import partial
 from typing import Any
 
-from shards.images import CheckLevel, check_image
-from shards.mds import SETS, SplitWriters
-from shards.pair import Missing, Pair, Rejected
-from shards.receipt import MANIFEST, read_receipt, write_receipt
-from shards.report import Progress, Report, Tally
-from shards.request import difference, make_request, record
+from shards.checking import Seen, look_at_all
+from shards.images import CheckLevel
+from shards.mds import SETS, ShardFormat
+from shards.output import open_work
+from shards.pair import Missing, Rejected
+from shards.parts import BlockEnd, Part, Share
+from shards.receipt import write_receipt
+from shards.replay import Replay, SourceChangedError
+from shards.report import Progress, Report, Tally, nothing_written, too_many_missing
+from shards.request import make_request, record
 from shards.sources import get_source
 from shards.sources.base import Reading
-from shards.staging import clear_leftovers, staged
-
-MAX_CAPTION = 1 << 16
-"""Characters; a longer caption is refused. DCI's longest are far below, a file with an open quotation mark above."""
+from shards.splits import SplitWriters
+from shards.work import Work, written_before
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class Stopped(KeyboardInterrupt):
+    """A write that was stopped by its user. The message says what is kept."""
 
 
 def write_set(
@@ -34,56 +43,79 @@ def write_set(
     check: CheckLevel = "decode",
     overwrite: bool = False,
     allow_missing: int = 0,
+    workers: int = 1,
+    format: ShardFormat | None = None,
+    part: Part | None = None,
     progress: Callable[[Progress], None] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> Report:
     """Write a data set to `<out>/<split>/` as MDS shards, with a receipt in `<out>/manifest.json`.
+
+    A run that was cut short is taken up by the next one with the same request: the source is read again, and passed
+    over as far as closed shards hold it. The set is then, byte for byte, that of an uninterrupted run.
 
     Args:
         name: A source in `shards.sources.SOURCES`.
         source: File or folder of the data; each source has a default or says what it needs.
         images: Folder or archive of the pictures, for sources that take one.
-        out: Folder to write, `data/mds/<name>` by default.
+        out: Folder or object store (any URL that fsspec knows) to write to, `data/mds/<name>` by default.
         options: The source's own options, by name.
         check: How closely each picture is looked at before it is written: see `shards.images.check_image`.
         overwrite: Whether a set that is there, made by another request, is replaced.
         allow_missing: How many pictures may be missing. A benchmark without some of its pictures is another benchmark,
             so it is none by default.
+        workers: Processes that check pictures. The set is the same whatever their number.
+        format: Compression, hashes and size of shards.
+        part: Write only this share of the source, to be merged with the others: see `shards.parts`.
         progress: Called after each item.
+        say: Called with what there is to say before the first item: that it goes on, or starts anew.
 
     Returns:
         The report; `already_there` is set where the same request had been written before.
 
     Raises:
-        ValueError: The request makes no sense, `out` holds something else, not one pair came of it, or more pictures
-            are missing than allowed: then nothing is written, and the message names them.
+        ValueError: The request makes no sense, `out` holds something else or is being written by another run, not one
+            pair came of it, or more pictures are missing than allowed: the message names them.
         FileNotFoundError: The data are not where they should be; the message says what to install or download.
+        OSError: Reading or writing failed; the message says what is kept.
+        Stopped: Ctrl-C.
     """
-    chosen = get_source(name)
+    if workers < 1:
+        raise ValueError(f"{workers} workers cannot work: say 1 or more")
+    chosen, format = get_source(name), format or ShardFormat()
     request = make_request(chosen, source, images, options or {})
-    target = Path(out).expanduser() if out else SETS / name
-    asked = record(chosen, request, check)
-    clear_leftovers(target.resolve())
-    existing = _existing(target, name, asked, overwrite)
-    if existing is not None:
-        if existing.missing > allow_missing:
-            raise ValueError(
-                f"{target} is there without {existing.missing} pictures, which its missing.jsonl names; "
-                f"{allow_missing} may be missing: get them and say overwrite, or --allow-missing {existing.missing}"
-            )
-        return existing
-    start = time.perf_counter()
-    reading = chosen.read(request)
-    tally = Tally()
-    with staged(target.resolve(), overwrite) as folder:
-        _write(reading, folder, check, tally, progress)
-        if tally.num_written == 0:
-            raise ValueError(_nothing_written(name, tally))
-        if tally.num_missing > allow_missing:
-            raise ValueError(_too_many_missing(name, tally, allow_missing))
-        write_receipt(folder, chosen, asked, tally)
+    asked = _asked(name, record(chosen, request, check), format, part)
+    work = open_work(out or str(SETS / name))
+    found = written_before(work, asked, overwrite, allow_missing)
+    if found is not None and not work.is_left():
+        return found
+    reading: Reading | None = chosen.read(request)  # what is wrong with it is said before anything is made
+    start, say = time.perf_counter(), say or _say_nothing
+    with work.held():
+        found = written_before(work, asked, overwrite, allow_missing)
+        if found is not None:
+            work.tidy(asked)
+            return found
+        with _saying_what_is_kept(work):
+            if line := work.begin(asked):
+                say(line)
+            went_on = work.num_closed
+            judge = partial(_judge, name, allow_missing, part is not None)
+            while True:
+                share, tally = Share(reading or chosen.read(request), part), Tally()
+                reading = None
+                try:
+                    _write(share, work, format, check, workers, tally, judge, progress)
+                    break
+                except SourceChangedError:
+                    say(f"{name} no longer gives the pairs that were already written: starting anew")
+                    work.restart(asked)
+                    went_on = 0
+            write_receipt(work.folder, chosen, asked["request"], tally, share.record())
+            work.publish()
     return Report(
         name=name,
-        out=target,
+        out=work.where,
         wanted=tally.done,
         written=dict(tally.written),
         rejected=tally.num_rejected,
@@ -93,46 +125,48 @@ def write_set(
         seconds=time.perf_counter() - start,
         first_rejected=tally.first_rejected,
         first_missing=tally.first_missing,
+        went_on_after=went_on,
     )
 
 
-def _existing(out: Path, name: str, asked: dict[str, Any], overwrite: bool) -> Report | None:
-    """The report of a set that already answers the request; None where `out` is free or may be replaced."""
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return None
-    receipt = read_receipt(out) if out.is_dir() else None
-    if receipt is None:
-        raise ValueError(f"{out} exists and holds no {MANIFEST}, so it is no set of ours: choose another out")
-    if receipt.content["name"] == name and receipt.request == asked:
-        return receipt.report(out)
-    if overwrite:
-        return None
-    changes = difference(receipt.content["name"], receipt.request, name, asked)
-    raise ValueError(
-        f"{out} holds {receipt.content['name']} from another request ({changes}): "
-        "choose another out, or say overwrite to replace it"
-    )
+def _asked(name: str, request: dict[str, Any], format: ShardFormat, part: Part | None) -> dict[str, Any]:
+    """What a receipt and a journal keep, and compare."""
+    share = {"part": part.record()} if part is not None else {}
+    return {"name": name, "request": {**request, "shards": format.record(), **share}}
+
+
+def _say_nothing(line: str) -> None:
+    """What is said where nobody listens."""
 
 
 def _write(
-    reading: Reading, folder: Path, check: CheckLevel, tally: Tally, progress: Callable[[Progress], None] | None
+    share: Share,
+    work: Work,
+    format: ShardFormat,
+    check: CheckLevel,
+    workers: int,
+    tally: Tally,
+    judge: Callable[[Tally], None],
+    progress: Callable[[Progress], None] | None,
 ) -> None:
-    """Send each item of the reading where it belongs, counting."""
-    writers = SplitWriters(folder)
+    """Send each item of the share where it belongs, counting."""
+    counts = {split: sum(spec["samples"] for spec in specs) for split, specs in work.closed.items()}
+    replay = Replay(work.folder, counts)
     ids: set[str] = set()
-    try:
-        for item in reading:
-            if isinstance(item, Pair):
-                captions = [caption for caption in item.captions if caption.strip()]
-                tally.empty_captions += len(item.captions) - len(captions)
-                problem = _problem(item, captions, ids, check)
+    with SplitWriters(work, format).open() as writers:
+        for item in look_at_all(share, check, workers, replay):
+            if isinstance(item, BlockEnd):
+                share.end_block(tally.written)
+                writers.cut()
+                continue
+            if isinstance(item, Seen):
+                tally.empty_captions += len(item.pair.captions) - len(item.captions)
+                problem = _problem(item, ids)
                 if problem is None:
-                    ids.add(item.id)
-                    writers.write(item, captions)
-                    tally.written[item.split] += 1
-                    tally.bytes += len(item.image)
+                    _accept(item, writers, tally)
+                    ids.add(item.pair.id)
                 else:
-                    item = Rejected(item.id, problem, item.split)
+                    item = Rejected(item.pair.id, problem, item.pair.split)
             if isinstance(item, Rejected):
                 tally.reject(item)
                 writers.note("rejected.jsonl", {"id": item.id, "reason": item.reason, "split": item.split})
@@ -141,49 +175,50 @@ def _write(
                 line = {"id": item.id, "image": item.image_name, "reason": item.reason, "split": item.split}
                 writers.note("missing.jsonl", line)
             if progress is not None:
-                progress(Progress(tally.done, reading.wanted, tally.bytes))
+                progress(Progress(tally.done, share.wanted, tally.bytes))
+        replay.check_over()
+        judge(tally)
         writers.finish()
-    finally:
-        writers.close()
 
 
-def _problem(pair: Pair, captions: list[str], ids: set[str], check: CheckLevel) -> str | None:
+def _accept(seen: Seen, writers: SplitWriters, tally: Tally) -> None:
+    if seen.behind:
+        raise SourceChangedError
+    if not seen.closed:
+        assert seen.line is not None
+        writers.write(seen.pair, seen.captions, seen.line)
+    tally.written[seen.pair.split] += 1
+    tally.bytes += len(seen.pair.image)
+
+
+def _problem(seen: Seen, ids: set[str]) -> str | None:
     """Why a pair cannot be written, or None."""
-    if pair.id in ids:
+    if seen.pair.id in ids:
         return "duplicate id"
-    if not captions:
-        return "no caption that is not empty"
-    longest = max(map(len, captions))
-    if longest > MAX_CAPTION:
-        return f"a caption of {longest} characters, above the limit of {MAX_CAPTION}; is a quotation mark left open?"
-    if not _SPLIT.fullmatch(pair.split):
-        return f"split {pair.split!r} cannot be a folder's name"
+    if seen.problem is None and not _SPLIT.fullmatch(seen.pair.split):
+        return f"split {seen.pair.split!r} cannot be a folder's name"
+    return seen.problem
+
+
+def _judge(name: str, allow_missing: int, is_part: bool, tally: Tally) -> None:
+    """Refuse what is no set: without a pair, unless it is a part, or with more pictures missing than may be."""
+    if tally.num_written == 0 and not is_part:
+        raise ValueError(nothing_written(name, tally))
+    if tally.num_missing > allow_missing:
+        raise ValueError(too_many_missing(name, tally, allow_missing))
+
+
+@contextmanager
+def _saying_what_is_kept(work: Work) -> Iterator[None]:
     try:
-        pair.id.encode()
-        check_image(pair.image, check)
-    except ValueError as error:
-        return str(error)
-    return None
-
-
-def _too_many_missing(name: str, tally: Tally, allowed: int) -> str:
-    named = ", ".join(f"{item.id} ({item.image_name})" for item in tally.first_missing)
-    more = tally.num_missing - len(tally.first_missing)
-    return (
-        f"{name}: {tally.num_missing} pictures are missing, {allowed} may be: {named}"
-        f"{f' and {more} more' if more else ''}. Get them, or write the set without them (its missing.jsonl will name "
-        f"all of them): --allow-missing {tally.num_missing}"
-    )
-
-
-def _nothing_written(name: str, tally: Tally) -> str:
-    if tally.first_missing:
-        wanted = ", ".join(repr(item.image_name) for item in tally.first_missing[:3])
-        return (
-            f"{name}: not one of {tally.num_missing} wanted pictures was found. Wanted, for example: {wanted}. "
-            f"The first is {tally.first_missing[0].reason}. Point IMAGES (or SOURCE) at the folder or archive with them"
-        )
-    if tally.first_rejected:
-        first = tally.first_rejected[0]
-        return f"{name}: all {tally.num_rejected} items were rejected, the first, {first.id}, because: {first.reason}"
-    return f"{name}: the source is empty, there is nothing to write"
+        yield
+    except KeyboardInterrupt:
+        kept = f"{work.num_closed:,} pairs are kept, the same command goes on from there"
+        raise Stopped(f"stopped: {kept if work.closed else 'not one shard was full yet, nothing is kept'}") from None
+    except (OSError, ValueError) as error:
+        is_full = isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT)  # from wherever: only we write
+        said = f"{work.where} cannot be written: {os.strerror(ENOSPC)}" if is_full else str(error)
+        if not work.closed and not is_full:
+            raise
+        kept = f"; {work.num_closed:,} pairs are kept, the same command goes on from there" if work.closed else ""
+        raise (OSError if isinstance(error, OSError) else ValueError)(said + kept) from error

@@ -51,6 +51,7 @@ def test_help_of_every_command(words):
 def test_the_commands_are_those_of_the_design():
     typed = {" ".join(words) for words in commands()}
     assert {"shards list", "shards write", "shards verify", "train", "evaluate", "export", "index", "search"} <= typed
+    assert {"runs", "runs show"} <= typed
 
 
 def test_shards_list_names_every_set_with_its_licence(monkeypatch, capsys):
@@ -80,6 +81,7 @@ print("loaded:", *sorted(set({modules}) & set(sys.modules)), file=sys.stderr)
     [
         (["--help"], HEAVY + LIGHT),
         (["train", "--help"], HEAVY + LIGHT),
+        (["runs", "show", "--help"], HEAVY + LIGHT),
         (["shards", "list"], HEAVY),
         (["shards", "write", "opnmoji"], HEAVY),
     ],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import hashlib
 import multiprocessing
-import random
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -16,8 +15,14 @@ import torch.distributed as dist
 from streaming import StreamingDataLoader, StreamingDataset
 from torch import Tensor
 
+from pipeline.data.augment import Augment
+from pipeline.data.captions import CaptionSampler
+from pipeline.data.shared_memory import build_dataset
+from pipeline.data.stream import MirrorStream
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.preprocess import Preprocess
+from pipeline.sections import AugmentConfig, CaptionConfig
+from shards.images import decode_rgb
 
 # The order of samples follows from this, not from the machines at hand: with 1, any number of ranks sees the same
 # global batches.
@@ -29,6 +34,8 @@ class Batch(TypedDict):
 
     key: int64 [n], equal for equal sample ids. pixel_values: float32 [n, 3, H, W]. input_ids: int64 [n, L], L the
     longest caption of the batch. ids, captions: the n sample ids, and the captions drawn for them, as strings.
+    bad: ids of samples that could not be read, and have others in their place.
+    num_tokens: of all captions together, without padding. cut: bool [n], captions longer than the context.
     """
 
     key: Tensor
@@ -36,6 +43,9 @@ class Batch(TypedDict):
     input_ids: Tensor
     ids: list[str]
     captions: list[str]
+    bad: list[str]
+    num_tokens: int
+    cut: Tensor
 
 
 def sample_key(sample_id: str) -> int:
@@ -51,30 +61,54 @@ class PairDataset(StreamingDataset):
         preprocess: the image transform.
         batch_size: pairs per rank and micro-batch; streaming's partition over ranks and workers depends on it.
         seed: of the order and of the caption choice.
+        captions: what of a caption is taken.
+        augment: what happens to a picture before the transform.
     """
 
-    def __init__(self, split_dir: Path, preprocess: Preprocess, batch_size: int, seed: int) -> None:
+    def __init__(
+        self,
+        split_dir: Path,
+        preprocess: Preprocess,
+        batch_size: int,
+        seed: int,
+        captions: CaptionConfig,
+        augment: AugmentConfig,
+    ) -> None:
         super().__init__(
-            local=str(split_dir),
+            streams=[MirrorStream(split_dir)],
             batch_size=batch_size,
             shuffle=True,
             shuffle_seed=seed,
             num_canonical_nodes=_CANONICAL_NODES,
         )
         self.preprocess = preprocess
-        self.seed = seed
+        self.sampler = CaptionSampler(captions, seed)
+        self.augment = Augment(augment, seed)
         self.epoch = 0
 
     def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
-        """One pair: id, pixels [3, H, W], caption."""
-        sample = super().get_item(sample_id, retry)
-        try:
-            pixels = self.preprocess.from_bytes(sample["image"])
-        except ValueError as error:
-            raise ValueError(f"sample '{sample['id']}': {error}; run `pipeline shards verify`") from error
-        captions: Sequence[str] = sample["captions"]
-        choice = random.Random(f"{self.seed}/{self.epoch}/{sample['id']}").randrange(len(captions))
-        return {"id": sample["id"], "pixels": pixels, "caption": captions[choice]}
+        """One pair: id, pixels [3, H, W], caption, and in `bad` what could not be read and stood before it.
+
+        A sample that cannot be read is replaced by the next one of the split, on every rank and in every resumed run
+        alike; where that one is in the batch as well, their equal ids keep them from being each other's negatives.
+
+        Raises:
+            ValueError: no sample of the split can be read.
+        """
+        bad: list[str] = []
+        for offset in range(self.num_samples):
+            number = (sample_id + offset) % self.num_samples
+            name = f"number {number}"
+            try:
+                sample = super().get_item(number, retry)
+                name = str(sample["id"])
+                image = self.augment(decode_rgb(sample["image"]), name, self.epoch)
+                caption = self.sampler(sample["captions"], name, self.epoch)
+            except (ValueError, IndexError, KeyError):  # what decoders make of changed bytes
+                bad.append(name)
+                continue
+            return {"id": name, "pixels": self.preprocess(image), "caption": caption, "bad": bad}
+        raise ValueError(f"no sample of {self.streams[0].local} can be read; run `pipeline shards verify`")
 
 
 class Collate:
@@ -86,12 +120,16 @@ class Collate:
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
         ids = [sample["id"] for sample in samples]
         captions = [sample["caption"] for sample in samples]
+        input_ids, cut = self.tokenizer.with_cut(captions)
         return Batch(
             key=torch.tensor([sample_key(i) for i in ids], dtype=torch.int64),
             pixel_values=torch.stack([torch.from_numpy(sample["pixels"]) for sample in samples]),
-            input_ids=self.tokenizer(captions),
+            input_ids=input_ids,
             ids=ids,
             captions=captions,
+            bad=[name for sample in samples for name in sample["bad"]],
+            num_tokens=_num_tokens(input_ids, self.tokenizer.pad_id),
+            cut=cut,
         )
 
 
@@ -105,6 +143,8 @@ class TrainingData:
         world_size: ranks that share an epoch.
         workers: loader processes of this rank; 0 loads in this process.
         seed: of the order and of the caption choice.
+        captions: what of a caption is taken; all of it by default.
+        augment: what happens to a picture before the transform; nothing by default.
 
     Raises:
         ValueError: the split has fewer pairs than one global micro-batch.
@@ -120,8 +160,11 @@ class TrainingData:
         world_size: int,
         workers: int,
         seed: int,
+        captions: CaptionConfig | None = None,
+        augment: AugmentConfig | None = None,
     ) -> None:
-        self.dataset = PairDataset(split_dir, preprocess, batch_size, seed)
+        choices = captions or CaptionConfig(), augment or AugmentConfig()
+        self.dataset = build_dataset(lambda: PairDataset(split_dir, preprocess, batch_size, seed, *choices))
         self.batch_size = batch_size
         self.world_size = world_size
         self.num_pairs = int(self.dataset.num_samples)
@@ -164,6 +207,12 @@ class TrainingData:
         for number, batch in enumerate(self.loader):
             if number < count:
                 yield batch
+
+
+def _num_tokens(input_ids: Tensor, pad_id: int) -> int:
+    """Up to the last one of each row that is no padding: CLIP's own tokenizer pads with the id of `!`."""
+    place = torch.arange(1, input_ids.shape[1] + 1)
+    return int(((input_ids != pad_id) * place).amax(dim=1).sum())
 
 
 def _wait_for_every_rank() -> None:

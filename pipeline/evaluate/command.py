@@ -19,7 +19,7 @@ def evaluate_model(
     """Retrieval metrics, with what they were measured on, and `lines`, the same for a reader.
 
     Args:
-        model: a bundle, a checkpoint, a run, or an open_clip NAME[:PRETRAINED].
+        model: a bundle, a checkpoint, a run, weights of any format, or an open_clip NAME[:PRETRAINED].
         folder: a set of shards, or its name under data/mds.
         split: its split.
         batch_size: pairs per forward pass.
@@ -35,14 +35,17 @@ def evaluate_model(
     warning = _overlap_warning(_training_split(training), resolve_set(folder) / split)
     negatives = training.get("negatives")
     trained = f"; trained with {negatives} negatives per positive" if negatives else ""
+    cut = cut_share(encoder)
     lines = [
         *([warning] if warning else []),
+        *([f"note: {training['note']}"] if "note" in training else []),
         f"{source} on {folder} {split}: {metrics['images']} images, {metrics['captions']} captions; "
         f"ties count against the model{trained}",
+        *([f"{cut:.1%} of the captions are longer than the context and were cut"] if cut else []),
         *(_line(name, metrics[key]) for name, key in (("text to image", "t2i"), ("image to text", "i2t"))),
     ]
     what = {"model": source, "set": folder, "split": split, "negatives": negatives}
-    return {**what, **metrics, "overlap": warning, "lines": lines}
+    return {**what, **metrics, "overlap": warning, "captions_cut": cut, "lines": lines}
 
 
 def load_encoder(model: str, runs: Path) -> tuple[Encoder, str, dict[str, Any]]:
@@ -65,6 +68,13 @@ def load_encoder(model: str, runs: Path) -> tuple[Encoder, str, dict[str, Any]]:
         source = training["path"]
     preprocess = Preprocess.from_config(encoder.spec["preprocess_cfg"])
     return TorchEncoder(encoder, preprocess, CaptionTokenizer(encoder.spec)), source, training
+
+
+def cut_share(encoder: Encoder) -> float | None:
+    """The share of the captions encoded so far that were longer than the context; None for what does not count them."""
+    tokenizer = getattr(encoder, "tokenizer", None)
+    seen = getattr(tokenizer, "num_captions", 0)
+    return tokenizer.num_cut / seen if tokenizer is not None and seen else None
 
 
 def _training_split(training: dict[str, Any]) -> Path | None:

@@ -87,25 +87,27 @@ class DualEncoder(nn.Module):
             image, image_tokens = image_with_tokens(self.clip.visual, pixel_values)
             image = F.normalize(image, dim=-1)
         elif pixel_values is not None:
-            image = self.encode_image(pixel_values)
+            image = self.encode_image(pixel_values, normalize=True)
         if input_ids is not None and tokens:
             text, text_tokens, text_mask = text_with_tokens(self.clip.text, input_ids, self._no_words)
             text = F.normalize(text, dim=-1)
         elif input_ids is not None:
-            text = self.encode_text(input_ids)
+            text = self.encode_text(input_ids, normalize=True)
         return Features(image, text, self.logit_scale(), image_tokens, text_tokens, text_mask)
 
     @cached_property
     def _no_words(self) -> NoWords:
         return NoWords.of(self.spec)
 
-    def encode_image(self, pixel_values: Tensor) -> Tensor:
-        """Images [B, 3, H, W], preprocessed, to L2-normalised features [B, D]."""
-        return F.normalize(self.clip.visual(pixel_values), dim=-1)  # type: ignore[operator]
+    def encode_image(self, pixel_values: Tensor, normalize: bool = False) -> Tensor:
+        """Images [B, 3, H, W], preprocessed, to features [B, D]; L2-normalised only when asked, as in open_clip."""
+        features: Tensor = self.clip.visual(pixel_values)  # type: ignore[operator]
+        return F.normalize(features, dim=-1) if normalize else features
 
-    def encode_text(self, input_ids: Tensor) -> Tensor:
-        """Token ids [B, L], padded, L at most the context, to L2-normalised features [B, D]."""
-        return F.normalize(self.clip.text(input_ids), dim=-1)  # type: ignore[operator]
+    def encode_text(self, input_ids: Tensor, normalize: bool = False) -> Tensor:
+        """Token ids [B, L], padded, L at most the context, to features [B, D]; see `encode_image`."""
+        features: Tensor = self.clip.text(input_ids)  # type: ignore[operator]
+        return F.normalize(features, dim=-1) if normalize else features
 
     def logit_scale(self) -> Tensor:
         """s = exp(log_scale), at most 100, shape [1], always fp32: bf16 would round 100 to 98.9 or 102."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from open_clip.tokenizer import HFTokenizer, SimpleTokenizer
 from torch import Tensor
 
@@ -16,6 +17,9 @@ class CaptionTokenizer:
 
     Args:
         spec: the model's open_clip configuration, see `DualEncoder.spec`.
+
+    Attributes:
+        num_captions, num_cut: captions that this object has tokenized, and those that were longer than the context.
     """
 
     def __init__(self, spec: dict[str, Any]) -> None:
@@ -31,21 +35,51 @@ class CaptionTokenizer:
                 **text_cfg.get("tokenizer_kwargs", {}),
             )
             self.pad_id = int(self.tokenizer.tokenizer.pad_token_id)
+            self._pads_with_end = self.pad_id == self.tokenizer.tokenizer.eos_token_id
         else:
             self.tokenizer = SimpleTokenizer(context_length=self.context_length, **text_cfg.get("tokenizer_kwargs", {}))
             self.pad_id = 0
+            self._pads_with_end = False
         self.cuts = _ignores_padding(text_cfg)
+        self.num_captions = self.num_cut = 0
 
     def __call__(self, captions: Sequence[str]) -> Tensor:
         """int64 ids [B, L], padded. L is the length of the longest caption here, at most the context.
 
-        A tower that looks at padding (SigLIP, CLIPA, MobileCLIP, CoCa) gets the whole context: L is the context then.
+        A caption that is longer than the context keeps its end token. A tower that looks at padding (SigLIP, CLIPA,
+        MobileCLIP, CoCa) gets the whole context: L is the context then.
         """
+        return self.with_cut(captions)[0]
+
+    def with_cut(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        """The ids, and bool [B]: which captions were longer than the context and have lost their end."""
         ids: Tensor = self.tokenizer(list(captions))
+        cut = self._were_cut(captions, ids)
+        self.num_captions += len(captions)
+        self.num_cut += int(cut.sum())
         if not self.cuts:
-            return ids
+            return ids, cut
         used = (ids != self.pad_id).any(dim=0).nonzero()
-        return ids[:, : int(used[-1]) + 1].contiguous() if len(used) else ids[:, :1]
+        return (ids[:, : int(used[-1]) + 1].contiguous() if len(used) else ids[:, :1]), cut
+
+    def _were_cut(self, captions: Sequence[str], ids: Tensor) -> Tensor:
+        """Whether a caption has more tokens than the context; only one that fills it can."""
+        cut = torch.zeros(len(captions), dtype=torch.bool)
+        full = (ids[:, -1] != self.pad_id) | torch.tensor(self._pads_with_end)
+        rows = full.nonzero().flatten().tolist()
+        if not rows or ids.shape[1] < self.context_length:
+            return cut
+        filling = [captions[row] for row in rows]
+        if isinstance(self.tokenizer, SimpleTokenizer):
+            longer = self.tokenizer(filling, context_length=self.context_length + 1)[:, -1] != self.pad_id
+        else:
+            own = self.tokenizer
+            encoded = own.tokenizer(
+                [own.clean_fn(caption) for caption in filling], truncation=False, verbose=False
+            ).input_ids
+            longer = torch.tensor([len(tokens) > self.context_length for tokens in encoded])
+        cut[rows] = longer
+        return cut
 
 
 def _ignores_padding(text_cfg: dict[str, Any]) -> bool:

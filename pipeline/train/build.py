@@ -9,21 +9,25 @@ from pipeline.config import Recipe
 from pipeline.data import TrainingData
 from pipeline.evaluate.encode import Encoder, TorchEncoder
 from pipeline.model import DualEncoder, build_model
-from pipeline.model.checkpoint import load_weights
-from pipeline.model.freeze import set_trainable
+from pipeline.model.formats import Weights, locate, read_weights
+from pipeline.model.freeze import freeze_layers, set_trainable
+from pipeline.model.memory import checkpoint_gradients
+from pipeline.model.positions import freeze_positions
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.model.tokens import check_tokens
 from pipeline.preprocess import Preprocess
-from pipeline.runs import Run, find_checkpoint
+from pipeline.runs import Run
 from pipeline.train.distributed import Ranks
 from pipeline.train.engine import make_engine, micro_batch_size
 from pipeline.train.further import FROZEN, FurtherInputs, freeze_captions
-from pipeline.train.loop import StopRequest, Trainer
+from pipeline.train.loop import Trainer
 from pipeline.train.optim import make_optimizer
 from pipeline.train.step import Stepper
+from pipeline.train.stop import StopRequest
 from pipeline.train.terms import Terms, make_terms
+from pipeline.train.weights import TrainedWeights
 from shards.overlap import overlap
-from shards.reader import ShardReader, resolve_set, split_dir
+from shards.reader import ShardReader, set_for_streaming, split_dir
 from shards.verify import quick_check
 
 
@@ -46,6 +50,8 @@ def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks
         world_size=ranks.world_size,
         workers=recipe.data.workers,
         seed=recipe.run.seed,
+        captions=recipe.data.captions,
+        augment=recipe.data.augment,
     )
     optimizer = make_optimizer(model.clip, recipe.optimizer)
     engine = make_engine(model, optimizer, deepspeed_config, recipe.batch, micro_batch)
@@ -55,6 +61,7 @@ def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks
     return Trainer(
         recipe=recipe,
         engine=engine,
+        weights=TrainedWeights(engine, ranks, recipe.ema.decay),
         stepper=Stepper(engine, terms, further, ranks, recipe.batch.accumulate, recipe.run.seed),
         data=data,
         encoder=encoder,
@@ -80,8 +87,10 @@ def _further_inputs(
 def _splits(recipe: Recipe, ranks: Ranks) -> tuple[Path, Path | None]:
     """The folders of the splits, checked once for all ranks."""
 
+    cache = Path(recipe.data.cache) if recipe.data.cache else None
+
     def find() -> tuple[Path, Path | None]:
-        folder = resolve_set(recipe.data.set)
+        folder = set_for_streaming(recipe.data.set, cache)
         splits = [split_dir(folder, s) for s in (recipe.data.train_split, recipe.data.val_split) if s is not None]
         for split in splits:
             quick_check(split)
@@ -89,7 +98,10 @@ def _splits(recipe: Recipe, ranks: Ranks) -> tuple[Path, Path | None]:
             print(f"warning: {warning}", flush=True)
         return splits[0], splits[1] if len(splits) > 1 else None
 
-    return ranks.on_main(find)
+    found = ranks.on_main(find)
+    if not found[0].is_dir():
+        set_for_streaming(recipe.data.set, cache)  # a rank of another machine, which has a cache of its own
+    return found
 
 
 def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:
@@ -97,11 +109,21 @@ def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:
     import torch
 
     torch.manual_seed(recipe.run.seed)  # fresh layers are drawn alike on every rank
-    model = build_model(recipe.model)
-    if recipe.model.init is not None:
-        init = recipe.model.init
-        load_weights(model, ranks.on_main(lambda: find_checkpoint(init, Path(recipe.run.root))))
+    model = build_model(recipe.model, _initial_weights(recipe, ranks))
     if recipe.token.weight:
         check_tokens(model.clip)
-    counts = set_trainable(model.clip, recipe.model.trainable)
+    set_trainable(model.clip, recipe.model.trainable)
+    counts = freeze_layers(model.clip, recipe.model.freeze)
+    if recipe.model.freeze_positions is not None:
+        freeze_positions(model.clip.text, recipe.model.freeze_positions)
+    if recipe.model.grad_checkpointing:
+        checkpoint_gradients(model.clip)
     return model.to(ranks.device), counts
+
+
+def _initial_weights(recipe: Recipe, ranks: Ranks) -> Weights | None:
+    """What `model.init` names; the main rank decides which run is the newest."""
+    init = recipe.model.init
+    if init is None:
+        return None
+    return read_weights(ranks.on_main(lambda: locate(init, recipe.run.root)))

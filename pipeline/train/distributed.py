@@ -14,6 +14,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from pipeline.train.launch_env import set_rank_variables
+
 T = TypeVar("T")
 
 _SHM = "/dev/shm"
@@ -41,11 +43,11 @@ class Ranks:
         dist.all_gather_object(values, value)
         return values
 
-    def any(self, flag: bool) -> bool:
-        """Whether the flag is set on some rank; the same answer on all."""
-        tensor = torch.tensor([float(flag)], device=self.device)
+    def max(self, values: list[float]) -> list[float]:
+        """The largest of each value over the ranks; the same on all."""
+        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-        return bool(tensor.item() > 0)
+        return [float(value) for value in tensor]
 
     def mean(self, values: list[float]) -> list[float]:
         """The mean over the ranks of each value; the same on all."""
@@ -84,12 +86,8 @@ def distributed() -> Iterator[Ranks]:
 
     # torch renames its collectives; DeepSpeed and we use the names that older releases have as well.
     warnings.filterwarnings("ignore", r"`torch\.distributed\.\w+` is deprecated", FutureWarning)
-    env = os.environ
-    local_rank = int(env.setdefault("LOCAL_RANK", "0"))
-    # The deepspeed launcher says LOCAL_SIZE, torchrun and streaming say LOCAL_WORLD_SIZE.
-    local_size = int(env.setdefault("LOCAL_WORLD_SIZE", env.get("LOCAL_SIZE", "1")))
-    for name, default in (("RANK", "0"), ("WORLD_SIZE", "1"), ("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")):
-        env.setdefault(name, default)
+    set_rank_variables(os.environ)
+    local_rank, local_size = int(os.environ["LOCAL_RANK"]), int(os.environ["LOCAL_WORLD_SIZE"])
     if torch.cuda.is_available():
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)

@@ -66,6 +66,10 @@ def make_engine(
     model: DualEncoder, optimizer: torch.optim.Optimizer, config: dict[str, Any], batch: BatchConfig, micro_batch: int
 ) -> Any:
     """Wrap the model and optimizer; the engine averages gradients over ranks and micro-batches."""
+    # Some wrappers make AdamW's state by a step with zero gradients, which would decay the weights before they train.
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = 0.0
     engine, _, _, _ = deepspeed.initialize(
         model=model,
         optimizer=optimizer,
@@ -75,6 +79,12 @@ def make_engine(
             "train_micro_batch_size_per_gpu": micro_batch,
             "gradient_accumulation_steps": batch.accumulate,
             "steps_per_print": 1 << 40,  # our own log says it
+            "zero_force_ds_cpu_optimizer": False,  # with offload, torch's AdamW steps on the CPU
         },
     )
+    for group, rate in zip(engine.optimizer.param_groups, rates, strict=True):
+        group["lr"] = rate
+    for state in getattr(engine.optimizer, "optimizer", engine.optimizer).state.values():
+        if isinstance(state.get("step"), torch.Tensor):
+            state["step"].zero_()  # that step did not count
     return engine

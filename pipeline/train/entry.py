@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import DEFAULT_RECIPE, Recipe, load_recipe, parse_recipe
+from pipeline.train.launch_env import set_rank_variables
+from pipeline.train.stop import EXIT_BAD_INPUT, Stopped
 
-EXIT_BAD_INPUT = 2
 _SECONDS_FOR_THE_MAIN_RANK = 10.0
-EXIT_STOPPED = 130  # what a shell reports for a program that Ctrl-C ended
+EXIT_LOST_A_RANK = 1
+# What gloo and NCCL say when another process of the group is gone.
+_GONE = ("closed by peer", "reset by peer", "Broken pipe", "Connection refused", "remote process exited", "was aborted")
 
 
 @dataclass
@@ -36,6 +39,12 @@ def main(launch: Launch) -> int:
     except (ValueError, OSError) as error:
         _report(error)
         return EXIT_BAD_INPUT
+    except RuntimeError as error:
+        if not any(sign in str(error) for sign in _GONE):
+            raise
+        rank = os.environ.get("RANK", "0")
+        print(f"rank {rank}: another rank is gone; its own error is above", file=sys.stderr, flush=True)
+        return EXIT_LOST_A_RANK
 
 
 def _report(error: Exception) -> None:
@@ -88,37 +97,39 @@ def check_same(stored: Recipe, given: Recipe, run: Path) -> None:
         )
 
 
-_FREE = ("run.root", "run.name", "run.log_every", "data.workers", "checkpoint.", "evaluate.")
+_FREE = ("run.root", "run.name", "run.log_every", "run.stall_", "data.workers", "checkpoint.", "evaluate.", "log.")
 
 
 def train(launch: Launch) -> int:
     """Build everything, train, close."""
     from pipeline.train.engine import load_deepspeed_config, micro_batch_size
 
+    set_rank_variables(os.environ)
     recipe = read_recipe(launch)
     deepspeed_config = load_deepspeed_config(launch.config)
-    micro_batch_size(recipe.batch, int(os.environ.get("WORLD_SIZE", "1")))
+    micro_batch_size(recipe.batch, int(os.environ["WORLD_SIZE"]))
     from pipeline.train.distributed import distributed
+    from pipeline.train.sinks import check_log
 
+    check_log(recipe.log)
     with distributed() as ranks:
         return _train(recipe, deepspeed_config, launch.resume, ranks)
 
 
 def _train(recipe: Recipe, deepspeed_config: dict[str, Any], resume: str | None, ranks: Any) -> int:
     from pipeline.train.build import build_trainer
-    from pipeline.train.loop import Stopped
     from pipeline.train.run_dir import describe_run, open_run, set_state
 
-    run, checkpoint = ranks.on_main(lambda: open_run(recipe, resume))
+    run, checkpoint = ranks.on_main(lambda: open_run(recipe, resume, say=print))
     if resume == "auto" and (run.path / "recipe.yaml").is_file():
         ranks.on_main(lambda: check_same(stored_recipe(run.path), recipe, run.path))
     trainer = build_trainer(recipe, deepspeed_config, ranks, run)
-    if ranks.is_main:
-        (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
-        describe_run(run, recipe, deepspeed_config, ranks.world_size, str(ranks.device))
-        print(_opening(trainer, resume, checkpoint), flush=True)
     if checkpoint is not None:
         trainer.resume(checkpoint)
+    if ranks.is_main:
+        (run.path / "checkpoints").mkdir(parents=True, exist_ok=True)
+        describe_run(run, recipe, deepspeed_config, ranks.world_size, str(ranks.device), trainer.total_steps)
+        print(_opening(trainer, resume, checkpoint), flush=True)
     try:
         trainer.fit()
     except Stopped as stopped:
@@ -127,7 +138,7 @@ def _train(recipe: Recipe, deepspeed_config: dict[str, Any], resume: str | None,
             print(
                 f"stopped at step {trainer.step}; saved {stopped.checkpoint.path}; go on with --resume auto", flush=True
             )
-        return EXIT_STOPPED
+        return stopped.exit_code
     except BaseException:
         if ranks.is_main:
             set_state(run, "failed", step=trainer.step)

@@ -1,8 +1,7 @@
-"""What a run says while it trains: metrics.jsonl, TensorBoard events, and a bar or plain lines."""
+"""What a run says while it trains: figures to its sinks, and a bar or plain lines to the reader."""
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 import time
@@ -11,7 +10,10 @@ from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-from torch.utils.tensorboard import SummaryWriter
+
+from pipeline.config import Recipe
+from pipeline.metrics import is_evaluation, read_metrics
+from pipeline.train.sinks import Sink, open_sinks, stamped
 
 
 class RunLog:
@@ -20,14 +22,14 @@ class RunLog:
     Args:
         folder: the run's.
         total_steps: optimizer steps of the whole run.
-        start_step: steps done before this launch; later lines of an earlier launch are dropped.
+        start_step: steps done before this launch; figures of later ones, of an earlier launch, are dropped.
+        recipe: says where the figures go.
     """
 
-    def __init__(self, folder: Path, total_steps: int, start_step: int) -> None:
-        self._path = folder / "metrics.jsonl"
-        _drop_lines_after(self._path, start_step)
-        self._file = self._path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start_step + 1)
+    def __init__(self, folder: Path, total_steps: int, start_step: int, recipe: Recipe) -> None:
+        self._sinks = open_sinks(folder, start_step, recipe)
+        self._failing: set[str] = set()
+        self._evaluated = {line["step"] for line in read_metrics(folder) if is_evaluation(line)}
         self._total = total_steps
         self._start = start_step
         self._began = time.monotonic()
@@ -52,7 +54,7 @@ class RunLog:
             print(line, flush=True)
 
     def step(self, metrics: dict[str, Any]) -> None:
-        """A logged optimizer step; `metrics` has at least step, epoch, loss, pairs_per_second and negatives."""
+        """A logged optimizer step; `metrics` has the terms of the loss and what `Meter.read` gives."""
         self._write(metrics)
         if self._bar is not None:  # what fits into 80 columns
             text = f"loss {metrics['loss']:.3f} {metrics['pairs_per_second']:.0f} img/s{self._recall}"
@@ -60,11 +62,13 @@ class RunLog:
             return
         terms = f" (token {metrics['token']:.4f})" if "token" in metrics else ""
         norm = "unknown" if metrics["grad_norm"] is None else f"{metrics['grad_norm']:.3g}"
+        shares = metrics["time_share"]
         print(
             f"step {metrics['step']}/{self._total}  epoch {metrics['epoch']}  loss {metrics['loss']:.4f}{terms}  "
             f"s {metrics['logit_scale']:.1f}  lr {metrics['lr']:.2e}  grad {norm}  "
             f"{metrics['negatives']} negatives  {metrics['pairs_per_second']:.1f} img/s  "
-            f"data {metrics['data_wait']:.0%}{self._recall}  left {self._time_left(metrics['step'])}",
+            f"data {shares['data']:.0%} loss {shares['objective']:.0%} comm {shares['communication']:.0%}"
+            f"{self._recall}  left {self._time_left(metrics['step'])}",
             flush=True,
         )
 
@@ -72,7 +76,10 @@ class RunLog:
         """Retrieval on the validation split after an epoch."""
         t2i, i2t = metrics["t2i"], metrics["i2t"]
         self._recall = f" R@1 {t2i['1']:.1f}/{i2t['1']:.1f}"
-        self._write({**{k: metrics[k] for k in ("step", "epoch", "negatives")}, "val": {"t2i": t2i, "i2t": i2t}})
+        # A run that was killed between an evaluation and the save after it comes to the same evaluation again.
+        if metrics["step"] not in self._evaluated:
+            self._evaluated.add(metrics["step"])
+            self._write({**{k: metrics[k] for k in ("step", "epoch", "negatives")}, "val": {"t2i": t2i, "i2t": i2t}})
         self.say(
             f"epoch {metrics['epoch']}, {metrics['negatives']} negatives: "
             f"validation on {metrics['images']} pairs, text-to-image / image-to-text "
@@ -83,14 +90,26 @@ class RunLog:
         """Flush and leave the terminal as it was."""
         if self._bar is not None:
             self._bar.stop()
-        self._file.close()
-        self._events.close()
+        for sink in self._sinks:
+            self._attempt(sink, sink.close)
 
     def _write(self, metrics: dict[str, Any]) -> None:
-        self._file.write(json.dumps({**metrics, "time": time.time()}) + "\n")
-        self._file.flush()
-        for name, value in _flat(metrics):
-            self._events.add_scalar(name, value, metrics["step"])
+        line = stamped(metrics)
+        for sink in self._sinks:
+            self._attempt(sink, lambda sink=sink: sink.write(line))
+
+    def _attempt(self, sink: Sink, action: Any) -> None:
+        """A log that fails does not end a run: it is said when it begins to, and when it works again."""
+        try:
+            action()
+        except OSError as error:
+            if sink.name not in self._failing:
+                self.say(f"warning: {sink.name} cannot be written ({error}); the run goes on")
+            self._failing.add(sink.name)
+        else:
+            if sink.name in self._failing:
+                self._failing.remove(sink.name)
+                self.say(f"{sink.name} can be written again")
 
     def _time_left(self, step: int) -> str:
         seconds = (time.monotonic() - self._began) / max(1, step - self._start) * (self._total - step)
@@ -108,21 +127,3 @@ class SilentLog:
     def evaluation(self, metrics: dict[str, Any]) -> None: ...
 
     def close(self) -> None: ...
-
-
-def _flat(metrics: dict[str, Any], prefix: str = "") -> list[tuple[str, float]]:
-    """Nested numbers as TensorBoard tags."""
-    flat = []
-    for name, value in metrics.items():
-        if isinstance(value, dict):
-            flat += _flat(value, f"{prefix}{name}/")
-        elif isinstance(value, int | float) and name not in ("step", "epoch"):
-            flat.append((f"{prefix}{name}", float(value)))
-    return flat
-
-
-def _drop_lines_after(path: Path, step: int) -> None:
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
-        path.write_text("".join(line + "\n" for line in kept), encoding="utf-8")

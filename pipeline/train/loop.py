@@ -2,42 +2,25 @@
 
 from __future__ import annotations
 
-import signal
-import time
 from collections.abc import Iterator
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from pipeline.config import Recipe
 from pipeline.data import Batch, TrainingData
 from pipeline.evaluate import Encoder, encode_split, retrieval_metrics
 from pipeline.runs import Checkpoint, Run, write_json
-from pipeline.train.checkpoint import load_zero_state, save_checkpoint
+from pipeline.train.checkpoint import load_training_state, save_checkpoint
+from pipeline.train.collectives import watched_collectives
 from pipeline.train.distributed import Ranks
 from pipeline.train.log import RunLog, SilentLog
+from pipeline.train.meter import Meter
 from pipeline.train.optim import lr_factor
-from pipeline.train.step import NonFiniteLossError, Stepper
+from pipeline.train.step import NonFiniteError, Stepper
+from pipeline.train.stop import Interrupted, Interruptible, Stopped, StopRequest
+from pipeline.train.trouble import BadSamples, write_down
+from pipeline.train.watchdog import Watchdog
+from pipeline.train.weights import TrainedWeights
 from shards.reader import ShardReader
-
-
-class Stopped(Exception):  # noqa: N818 (not an error: the user asked for it)
-    """The run was asked to stop and has saved a checkpoint."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        super().__init__(str(checkpoint.path))
-        self.checkpoint = checkpoint
-
-
-class StopRequest:
-    """Remembers SIGINT and SIGTERM until the step is done. The launcher sends both, so further ones change nothing."""
-
-    def __init__(self) -> None:
-        self.asked = False
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._ask)
-
-    def _ask(self, number: int, frame: Any) -> None:
-        self.asked = True
 
 
 class Trainer:
@@ -46,6 +29,7 @@ class Trainer:
     Args:
         recipe: the experiment.
         engine: the DeepSpeed engine around a `DualEncoder`.
+        weights: what trains in it, by name, and its average.
         stepper: makes an optimizer step.
         data: training batches of this rank.
         encoder: the engine as an `Encoder`, for validation.
@@ -60,6 +44,7 @@ class Trainer:
         self,
         recipe: Recipe,
         engine: Any,
+        weights: TrainedWeights,
         stepper: Stepper,
         data: TrainingData,
         encoder: Encoder,
@@ -71,6 +56,7 @@ class Trainer:
     ) -> None:
         self.recipe = recipe
         self.engine = engine
+        self.weights = weights
         self.stepper = stepper
         self.data = data
         self.encoder = encoder
@@ -80,9 +66,14 @@ class Trainer:
         self.stop = stop
         self.num_training, self.num_frozen = num_parameters
         self.log: RunLog | SilentLog = SilentLog()
+        self.meter = Meter(recipe.batch.size, ranks)
+        self.stepper.terms.phase = self.meter.objective
         self.step = 0
         self.epoch = 0  # epochs done
-        self.batches_done = 0  # micro-batches done in the current epoch
+        self.batches_done = 0  # micro-batches done in the current epoch, the same for any number of ranks
+        self.owes_evaluation = False  # an epoch is over that was not evaluated yet
+        self.bad_samples = BadSamples(recipe.data.max_bad_samples, ranks)
+        self.watchdog = Watchdog(ranks.rank, recipe.run.stall_after_s, recipe.run.stall_exit_s)
         self.last_metrics: dict[str, Any] = {}
 
     @property
@@ -96,16 +87,31 @@ class Trainer:
         return self.steps_per_epoch * self.recipe.schedule.epochs
 
     def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint of this run."""
-        state = load_zero_state(self.engine, checkpoint, self.ranks)
-        self.step, self.epoch, self.batches_done = state["step"], state["epoch"], state["batches_done"]
+        """Go on from a checkpoint of this run, on any number of ranks.
+
+        Raises:
+            ValueError: the loss would be another one on this number of ranks.
+        """
+        state = load_training_state(self.weights, checkpoint)
+        if self.recipe.batch.negatives == "rank" and state["world_size"] != self.ranks.world_size:
+            raise ValueError(
+                f"batch.negatives=rank draws negatives from one rank's pairs: this run began on {state['world_size']} "
+                f"ranks and goes on with --num_gpus {state['world_size']} only"
+            )
+        self.step, self.epoch = state["step"], state["epoch"]
+        self.batches_done = state["samples_done"] * self.recipe.batch.accumulate // self.recipe.batch.size
+        self.owes_evaluation = state["owes_evaluation"]
+        self.last_metrics = state["val"] or {}
+        self.bad_samples.ids = set(state["bad_samples"])
 
     def fit(self) -> None:
         """Train to the end of the last epoch.
 
         Raises:
             Stopped: a signal asked for it; a checkpoint is saved.
-            ValueError: the loss is not finite; the ids of the batch are in the run's folder. Or an epoch has no step.
+            ValueError: a loss or gradient is not finite; the ids of the batch are in the run's folder. Or too many
+                samples are bad, or an epoch has no step.
+            OSError: the last checkpoint cannot be written.
         """
         if self.total_steps == 0:
             raise ValueError(
@@ -113,22 +119,45 @@ class Trainer:
                 "lower batch.size, or train on a larger split"
             )
         if self.ranks.is_main:
-            self.log = RunLog(self.run.path, self.total_steps, self.step)
+            self.log = RunLog(self.run.path, self.total_steps, self.step, self.recipe)
         try:
-            while self.epoch < self.recipe.schedule.epochs:
-                self._train_epoch()
-                self.epoch, self.batches_done = self.epoch + 1, 0
-                if self.val is not None and self.epoch % self.recipe.evaluate.every_epochs == 0:
-                    self._evaluate(self.val)
-                self.save()
+            with self.watchdog:
+                self._finish_epoch()  # that a stop cut off
+                while self.epoch < self.recipe.schedule.epochs:
+                    with watched_collectives(self.meter.communication):
+                        self._train_epoch()
+                    self.epoch, self.batches_done = self.epoch + 1, 0
+                    self.owes_evaluation = self.val is not None and self.epoch % self.recipe.evaluate.every_epochs == 0
+                    if not self._finish_epoch():
+                        self._save_or_go_on()
         finally:
             self.log.close()
 
+    def _finish_epoch(self) -> bool:
+        """Evaluate and save, where an epoch is over that was not evaluated; whether it was so."""
+        if not self.owes_evaluation:
+            return False
+        assert self.val is not None
+        try:
+            self._evaluate(self.val)
+        except Interrupted as interrupted:
+            raise Stopped(self.save(), interrupted.signal_number) from None
+        self.owes_evaluation = False
+        self._save_or_go_on()
+        return True
+
     def save(self) -> Checkpoint:
-        """Write a checkpoint of where the run stands."""
+        """Write a checkpoint of where the run stands.
+
+        Raises:
+            OSError: it cannot be written; earlier ones are as they were.
+        """
+        self.watchdog.at("saving a checkpoint", self.step)
         state = {
+            "step": self.step,
             "epoch": self.epoch,
-            "batches_done": self.batches_done,
+            "samples_done": self.batches_done * self.recipe.batch.size // self.recipe.batch.accumulate,
+            "owes_evaluation": self.owes_evaluation,
             "world_size": self.ranks.world_size,
             "recipe": self.recipe.recipe,
             "run": self.run.path.name,
@@ -136,42 +165,80 @@ class Trainer:
             "train_split": self.recipe.data.train_split,
             **self.recipe.negatives(self.ranks.world_size),
             "val": self.last_metrics or None,
+            "score": self._score(),
+            "bad_samples": sorted(self.bad_samples.ids),
         }
-        return save_checkpoint(self.engine, self.run, self.ranks, self.step, state, self.recipe.checkpoint.keep)
+        return save_checkpoint(self.weights, self.run, state, self.recipe.checkpoint.keep)
+
+    def _save_or_go_on(self) -> None:
+        """Save; a checkpoint that cannot be written ends the run only if no later one will be."""
+        try:
+            self.save()
+        except OSError as error:
+            if self.epoch == self.recipe.schedule.epochs:
+                raise
+            newest = self.run.latest() if self.ranks.is_main else None
+            stays = f"{newest.path} stays the newest" if newest else "there is none yet"
+            self.log.say(f"warning: the checkpoint of step {self.step} was not saved ({error}); {stays}; going on")
+
+    def _score(self) -> float | None:
+        """What the best checkpoint is chosen by, if these very weights were evaluated."""
+        if self.last_metrics.get("step") != self.step:
+            return None
+        t2i, i2t = (float(self.last_metrics[direction]["1"]) for direction in ("t2i", "i2t"))
+        return {"t2i": t2i, "i2t": i2t, "mean": (t2i + i2t) / 2}[self.recipe.checkpoint.best_by]
+
+    def _asked_to_stop(self) -> int:
+        """The signal that some rank has seen, or 0; the same on all. Collective."""
+        return int(self.ranks.max([self.stop.number])[0])
 
     def _train_epoch(self) -> None:
         self.engine.train()
         batches = self.data.epoch(self.epoch, self.batches_done)
         steps_left = self.steps_per_epoch - self.batches_done // self.recipe.batch.accumulate
-        meter = _Meter(self.recipe.batch.size)
+        self.meter.restart()
         for _ in range(steps_left):
-            self._optimizer_step(batches, meter)
+            self._optimizer_step(batches)
             every = self.recipe.checkpoint.every_steps
-            if self.ranks.any(self.stop.asked):
-                raise Stopped(self.save())
+            asked = self._asked_to_stop()
+            if asked:
+                raise Stopped(self.save(), asked)
             if every and self.step % every == 0:
-                self.save()
+                self._save_or_go_on()
 
-    def _optimizer_step(self, batches: Iterator[Batch], meter: _Meter) -> None:
+    def _optimizer_step(self, batches: Iterator[Batch]) -> None:
         factor = lr_factor(self.step, self.total_steps, self.recipe.schedule)
         for group in self.engine.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         objective = self.stepper.terms.objective
         objective.set_progress(self.step / self.total_steps)
 
+        bad: list[str] = []
+
         def fetch() -> Batch:
-            with meter.waiting():
-                return next(batches)
+            self.watchdog.at("waiting for its loader", self.step + 1)
+            with self.meter.data:
+                batch = next(batches)
+            self.watchdog.at("computing, or in a collective waiting for another rank", self.step + 1)
+            self.meter.count(batch)
+            bad.extend(batch["bad"])
+            return batch
 
         try:
             losses = self.stepper.step(fetch, self.step, self.batches_done)
-        except NonFiniteLossError as error:
-            self._dump_and_raise(error)
+        except NonFiniteError as error:
+            scale, scaler, norms = self.stepper.logit_scale, self.weights.scaler(), self.weights.norms()
+            before = {"logit_scale": scale, "scaler": scaler, "grad_norm_before": self.stepper.grad_norm}
+            raise write_down(
+                error, self.run.path, self.ranks, step=self.step + 1, **before, weight_norms=norms
+            ) from error
+        self.weights.update_average()
         self.batches_done += self.recipe.batch.accumulate
         self.step += 1
-        meter.steps += 1
+        if warning := self.bad_samples.add(bad):
+            self.log.say(f"warning: step {self.step}: {warning}")
+        self.meter.steps += 1
         if self.step % self.recipe.run.log_every == 0 or self.step == self.total_steps:
-            norm = self.engine.get_global_grad_norm()
             self.log.step(
                 {
                     "step": self.step,
@@ -179,16 +246,19 @@ class Trainer:
                     **losses,
                     "logit_scale": self.stepper.logit_scale,
                     "lr": self.recipe.optimizer.lr * factor,
-                    "grad_norm": None if norm is None else float(norm),  # DeepSpeed knows none at ZeRO-0 in fp32
+                    "lr_groups": [float(group["lr"]) for group in self.engine.optimizer.param_groups],
+                    "grad_norm": self.stepper.grad_norm,
                     **self.recipe.negatives(self.ranks.world_size),
                     "saturation": objective.saturation(),
-                    **meter.read(),
+                    **self.meter.read(),
                 }
             )
 
     def _evaluate(self, val: ShardReader) -> None:
         self.engine.eval()
-        embeddings = encode_split(self.encoder, val, self.recipe.evaluate.batch_size, self.ranks)
+        with self.weights.averaged():
+            encoder = Interruptible(self.encoder, self._between_evaluation_batches)
+            embeddings = encode_split(encoder, val, self.recipe.evaluate.batch_size, self.ranks)
         metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
         negatives = self.recipe.negatives(self.ranks.world_size)
         self.last_metrics = {"step": self.step, "epoch": self.epoch, **negatives, **metrics}
@@ -198,45 +268,7 @@ class Trainer:
             folder.mkdir(exist_ok=True)
             write_json(folder / f"{self.recipe.data.val_split}-step-{self.step:08d}.json", self.last_metrics)
 
-    def _dump_and_raise(self, error: NonFiniteLossError) -> NoReturn:
-        """Every rank comes here at once."""
-        ids = self.ranks.gather(error.ids)
-        path: Path = self.run.path / "nonfinite.json"
-        value, scale = error.loss, self.stepper.logit_scale
-        if self.ranks.is_main:
-            write_json(path, {"step": self.step + 1, "loss": str(value), "logit_scale": scale, "ids_by_rank": ids})
-        raise ValueError(
-            f"the loss is {value} at step {self.step + 1}; the batch's ids are in {path}. "
-            "Look at those pairs, lower optimizer.lr, or resume from the last checkpoint"
-        ) from error
-
-
-class _Meter:
-    """Pairs per second and the share of time spent waiting for data, since it was last read."""
-
-    def __init__(self, pairs_per_step: int) -> None:
-        self._pairs_per_step = pairs_per_step
-        self._began = time.monotonic()
-        self._waited = 0.0
-        self._wait_began = 0.0
-        self.steps = 0
-
-    def waiting(self) -> _Meter:
-        """Time inside the `with` is waiting for data."""
-        return self
-
-    def __enter__(self) -> None:
-        self._wait_began = time.monotonic()
-
-    def __exit__(self, *error: object) -> None:
-        self._waited += time.monotonic() - self._wait_began
-
-    def read(self) -> dict[str, float]:
-        """Figures since the last reading."""
-        seconds = max(time.monotonic() - self._began, 1e-9)
-        figures = {
-            "pairs_per_second": self._pairs_per_step * self.steps / seconds,
-            "data_wait": self._waited / seconds,
-        }
-        self._began, self._waited, self.steps = time.monotonic(), 0.0, 0
-        return figures
+    def _between_evaluation_batches(self) -> None:
+        self.watchdog.at("evaluation, or in a collective waiting for another rank", self.step)
+        if asked := self._asked_to_stop():
+            raise Interrupted(asked)

@@ -10,17 +10,21 @@ import torch
 from torch import nn
 
 from pipeline.config import OptimizerConfig, ScheduleConfig
+from pipeline.model.layers import places
+from pipeline.model.positions import decays
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
     """AdamW over the parameters that train.
 
     Biases, norms, the temperature and every other parameter of at most one dimension are not decayed. Each group
-    keeps its peak learning rate as `peak_lr`.
+    keeps its peak learning rate as `peak_lr`: lr layer_decay^(layers + 1 - layer), with the layers of the parameter's
+    tower counted from 0, the embeddings, to layers + 1, its head (as in BEiT; `pipeline.model.layers`).
 
     Args:
         model: an open_clip model with `requires_grad` set.
-        config: `lr_overrides` maps shell patterns of parameter names to learning rates; the first match counts.
+        config: `lr_overrides` maps shell patterns of parameter names to learning rates, without any decay by layer; the
+            first match counts.
 
     Raises:
         ValueError: nothing trains, or a pattern matches nothing that trains.
@@ -31,10 +35,12 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
     for pattern in config.lr_overrides:
         if not any(fnmatchcase(name, pattern) for name, _ in named):
             raise ValueError(f"optimizer.lr_overrides: '{pattern}' matches no parameter that trains")
+    heights = {} if config.layer_decay == 1 else {n: p.layers + 1 - p.layer for n, p in places(model).items()}
     groups: dict[tuple[float, float], list[nn.Parameter]] = defaultdict(list)
     for name, parameter in named:
-        lr = next((v for p, v in config.lr_overrides.items() if fnmatchcase(name, p)), config.lr)
-        groups[(lr, config.weight_decay if parameter.ndim > 1 else 0.0)].append(parameter)
+        own = config.lr * config.layer_decay ** heights.get(name, 0)
+        lr = next((v for p, v in config.lr_overrides.items() if fnmatchcase(name, p)), own)
+        groups[(lr, config.weight_decay if decays(parameter) else 0.0)].append(parameter)
     return torch.optim.AdamW(
         [
             {"params": parameters, "lr": lr, "peak_lr": lr, "weight_decay": decay}

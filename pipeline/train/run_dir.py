@@ -4,43 +4,62 @@ from __future__ import annotations
 
 import platform
 import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from pipeline.config import Recipe
+from pipeline.liveness import this_process
 from pipeline.runs import Checkpoint, Run, find_checkpoint, newest_run, read_json, write_json
 
 _VERSIONS = ("torch", "deepspeed", "open_clip_torch", "mosaicml-streaming", "transformers", "timm", "numpy", "pillow")
 
 
-def open_run(recipe: Recipe, resume: str | None) -> tuple[Run, Checkpoint | None]:
+def open_run(recipe: Recipe, resume: str | None, say: Callable[[str], object] = print) -> tuple[Run, Checkpoint | None]:
     """The run's folder, and the checkpoint to go on from if there is one.
 
     Args:
         recipe: `run.name` is the folder under `run.root`; without one it is the recipe's name, numbered.
         resume: None starts a new run; `auto` goes on with the newest unfinished run of this recipe (of this name, when
-            it has one) and starts a new one when there is none; anything else is a run or checkpoint that must exist.
+            it has one) from its newest checkpoint that is whole, and starts a new one when there is none; anything
+            else is a run or checkpoint that must exist.
+        say: told which damaged checkpoints `auto` passed over.
 
     Raises:
-        ValueError: the named run exists and `resume` is None, or what should be resumed is not there.
+        ValueError: the named run exists and `resume` is None, or what should be resumed is not there or damaged.
     """
     root = Path(recipe.run.root)
     if resume is None:
         return _new_run(recipe, root), None
     if resume != "auto":
         checkpoint = find_checkpoint(resume, root)
+        checkpoint.check()
         return Run(checkpoint.path.parent.parent), checkpoint
     run = Run(root / recipe.run.name) if recipe.run.name else newest_run(root, recipe.recipe, with_checkpoint=False)
     if run is None or not (run.path / "run.json").is_file():
         return _new_run(recipe, root), None
     if run.info["state"] == "finished" and recipe.run.name is None:
         return _new_run(recipe, root), None
-    return run, run.latest()
+    return run, _newest_whole(run, say)
 
 
-def describe_run(run: Run, recipe: Recipe, deepspeed_config: dict[str, Any], world_size: int, device: str) -> None:
-    """Write what makes the run reproducible."""
+def _newest_whole(run: Run, say: Callable[[str], object]) -> Checkpoint | None:
+    """The newest checkpoint whose files are what its manifest says."""
+    for checkpoint in reversed(run.checkpoints()):
+        try:
+            checkpoint.check()
+        except ValueError as error:
+            say(f"warning: {error}")
+            continue
+        return checkpoint
+    return None
+
+
+def describe_run(
+    run: Run, recipe: Recipe, deepspeed_config: dict[str, Any], world_size: int, device: str, total_steps: int
+) -> None:
+    """Write what makes the run reproducible, and by which process it can be told whether it is still running."""
     (run.path / "recipe.yaml").write_text(recipe.to_yaml(), encoding="utf-8")
     write_json(run.path / "deepspeed.json", deepspeed_config)
     created = run.info["created"] if (run.path / "run.json").is_file() else time.time()
@@ -50,6 +69,8 @@ def describe_run(run: Run, recipe: Recipe, deepspeed_config: dict[str, Any], wor
             "recipe": recipe.recipe,
             "created": created,
             "state": "running",
+            "total_steps": total_steps,
+            "process": this_process(),
             "world_size": world_size,
             **recipe.negatives(world_size),
             "device": device,

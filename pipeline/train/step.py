@@ -17,12 +17,19 @@ from pipeline.train.grad_cache import cached_step
 from pipeline.train.terms import Over, Terms
 
 
-class NonFiniteLossError(Exception):
-    """The loss is not finite, on every rank. `ids` are those of this rank's pairs."""
+class NonFiniteError(Exception):
+    """The loss or the gradient is not finite, on every rank; the weights have not moved.
 
-    def __init__(self, loss: float, ids: list[str]) -> None:
-        super().__init__(f"the loss is {loss}")
-        self.loss = loss
+    Attributes:
+        what: `loss` or `gradient norm`.
+        value: nan or inf.
+        ids: of this rank's pairs in the step, or in the micro-batch of the loss.
+    """
+
+    def __init__(self, what: str, value: float, ids: list[str]) -> None:
+        super().__init__(f"the {what} is {value}")
+        self.what = what
+        self.value = value
         self.ids = ids
 
 
@@ -48,6 +55,8 @@ class Stepper:
         self.accumulate = accumulate
         self.seed = seed
         self.logit_scale = math.nan  # as the last loss saw it
+        self.grad_norm: float | None = None  # of the last step, before clipping; None where fp16 skipped it
+        self._ids: list[str] = []  # of the step in hand
 
     def step(self, fetch: Callable[[], Batch], step: int, first: int) -> dict[str, float]:
         """One optimizer step; gives `loss` and its terms, the same on every rank.
@@ -58,8 +67,9 @@ class Stepper:
             first: micro-batches of this epoch done.
 
         Raises:
-            NonFiniteLossError: on every rank; the weights have not moved.
+            NonFiniteError: on every rank; the weights have not moved.
         """
+        self._ids = []
         if self.terms.need_cache:
             return self._cached([fetch() for _ in range(self.accumulate)], step, first)
         return _mean([self.micro_batch(fetch(), step, first + k) for k in range(self.accumulate)])
@@ -69,8 +79,9 @@ class Stepper:
         features = self._encode(batch, step, number)
         values = self._values(features, [batch], "micro-batch")
         found = self._read(values, [batch])
+        self._ids += batch["ids"]
         self.engine.backward(self.terms.total(values))
-        self.engine.step()
+        self._engine_step()
         return {"loss": self.terms.total(found), **found}
 
     def _cached(self, batches: Sequence[Batch], step: int, first: int) -> dict[str, float]:
@@ -95,11 +106,38 @@ class Stepper:
 
         def backward(part: Tensor) -> None:
             self.engine.backward(part, scale_wrt_gas=False)
-            self.engine.step()
+            self._engine_step()
 
+        self._ids += [i for batch in batches for i in batch["ids"]]
         cached_step(len(batches), encode, whole_loss, micro_loss, backward)
         found = {**whole, **_mean(single)}
         return {"loss": self.terms.total(found), **found}
+
+    def _engine_step(self) -> None:
+        """Count a micro-batch; the last one of a step moves the weights, unless the gradient is not finite.
+
+        DeepSpeed's mixed-precision and ZeRO optimizers leave such a step out, and say so by `overflow`. Plain AdamW
+        would take it, so its gradients are looked at before. With fp16 an overflow only lowers the loss scale.
+        """
+        optimizer = self.engine.optimizer
+        if not self.engine.is_gradient_accumulation_boundary():
+            self.engine.step()
+            return
+        norm: float | None = None
+        if not hasattr(optimizer, "overflow"):
+            gradients = [p.grad for p in self.engine.module.parameters() if p.grad is not None]
+            norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
+            if not math.isfinite(norm):
+                raise NonFiniteError("gradient norm", norm, self._ids)
+        self.engine.step()
+        if norm is None:
+            stated = self.engine.get_global_grad_norm()
+            norm = None if stated is None else float(stated)
+            if getattr(optimizer, "overflow", False):
+                if not self.engine.fp16_enabled():
+                    raise NonFiniteError("gradient norm", math.inf if norm is None else norm, self._ids)
+                norm = None
+        self.grad_norm = norm
 
     def _encode(self, batch: Batch, step: int, number: int) -> Features:
         # Dropout depends on where the run stands, not on its history: a resumed run draws what it would have drawn,
@@ -125,7 +163,7 @@ class Stepper:
         if self.terms.per_rank and found:
             found = dict(zip(found, self.ranks.mean(list(found.values())), strict=True))
         if not all(map(math.isfinite, found.values())):
-            raise NonFiniteLossError(self.terms.total(found), [i for batch in batches for i in batch["ids"]])
+            raise NonFiniteError("loss", self.terms.total(found), [i for batch in batches for i in batch["ids"]])
         return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -12,6 +13,7 @@ from pipeline.config import Recipe
 from pipeline.model import Features
 from pipeline.objective import make_objective
 from pipeline.objective.token import TokenLoss
+from pipeline.train.meter import Phase
 
 Over = Literal["micro-batch", "step"]
 
@@ -26,6 +28,7 @@ class Terms:
         token_weight: its weight.
         objective_over, token_over: one micro-batch, or all those of an optimizer step.
         per_rank: whether the objective sees this rank's pairs alone, so that its value differs between ranks.
+        phase: counts the time of the terms and of their gradients with respect to the features.
     """
 
     objective: Any
@@ -34,6 +37,7 @@ class Terms:
     objective_over: Over = "micro-batch"
     token_over: Over = "micro-batch"
     per_rank: bool = False
+    phase: Phase | None = None
 
     @property
     def need_cache(self) -> bool:
@@ -49,6 +53,13 @@ class Terms:
             over: which terms.
             further: what else the objective needs of these pairs.
         """
+        with self.phase or nullcontext():
+            values = self._values(features, ids, over, further)
+        if self.phase is not None:
+            _count_backward(self.phase, features, values)
+        return values
+
+    def _values(self, features: Features, ids: Tensor, over: Over, further: dict[str, Tensor]) -> dict[str, Tensor]:
         values: dict[str, Tensor] = {}
         if over == self.objective_over:
             values["objective"] = self.objective(*features[:3], ids=ids, **further)
@@ -65,6 +76,19 @@ class Terms:
         """The weighted sum of terms, tensors or numbers; None of none."""
         weighted = [v if name == "objective" else self.token_weight * v for name, v in values.items()]
         return sum(weighted[1:], weighted[0]) if weighted else None
+
+
+def _count_backward(phase: Phase, features: Features, values: dict[str, Tensor]) -> None:
+    """Let autograd say when it comes to a term, and when the first gradient of features is ready.
+
+    Terms were computed last, so autograd is through with all of them before it goes on to the encoders.
+    """
+    for value in values.values():
+        if value.requires_grad:
+            value.register_hook(lambda _: phase.begin())
+    for feature in features:
+        if feature is not None and feature.requires_grad:
+            feature.register_hook(lambda _: phase.end())
 
 
 def make_terms(recipe: Recipe, rank: int) -> Terms:

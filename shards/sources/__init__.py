@@ -17,17 +17,19 @@ from shards.sources import (
     long_dci,
     openmoji,
     pairs,
+    parquet,
     sharegpt4v,
     sketchy,
     structxlip_json,
     urban1k,
     vg_paragraphs,
+    webdataset,
 )
 from shards.sources.base import Source
 
 _MODULES = (
     *(docci, dci, long_dci, urban1k, vg_paragraphs, sharegpt4v, iiw, detailcaps, sketchy, coco, flickr30k),
-    *(goal_json, structxlip_json, pairs, openmoji, ifct, flags),
+    *(goal_json, structxlip_json, pairs, webdataset, parquet, openmoji, ifct, flags),
 )
 SOURCES: dict[str, Source] = {module.SOURCE.name: module.SOURCE for module in _MODULES}
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from shards.location import Location, expand, is_pattern
 from shards.names import NotFound
 from shards.pair import Entry, Item, Missing
+from shards.remote.base import RemotePath
+from shards.remote.patience import say
 from shards.store import Store
 
 
@@ -32,8 +35,8 @@ class Option:
 class Request:
     """What a user asked a source for. `options` holds a value for every option that the source declares."""
 
-    source: Path | None
-    images: Path | None
+    source: Location | None
+    images: Location | None
     options: Mapping[str, str]
 
 
@@ -55,6 +58,8 @@ class Source:
     `licence` is the data's own; `needs` says in one line what to install or download and where to point SOURCE. `read`
     raises ValueError or FileNotFoundError, with that line, when something is not there. `packages` are Python packages
     whose versions decide the data. `published` is the size of each split as its authors state it, where they do.
+    `home` is the address of the official files, where they are free: without SOURCE, and with nothing in the default
+    places, the source reads from there, or from `<mirror>/<name>/` where the variable PIPELINE_MIRROR names a mirror.
     """
 
     name: str
@@ -67,6 +72,7 @@ class Source:
     options: Mapping[str, Option] = field(default_factory=dict)
     packages: tuple[str, ...] = ()
     published: Mapping[str, int] = field(default_factory=dict)
+    home: str = ""
 
 
 UNLISTED = "unlisted"
@@ -83,17 +89,53 @@ def wanted_splits(request: Request) -> tuple[str, ...]:
     return tuple(request.options["splits"].split(","))
 
 
-def find_source(request: Request, name: str, needs: str) -> Path:
-    """The stated SOURCE, else `data/<name>`, else `$DATA_DIR/<name>`.
+def find_source(request: Request, name: str, needs: str) -> Location:
+    """The stated SOURCE or official place, else `data/<name>`, else `$DATA_DIR/<name>`.
 
     Raises:
         FileNotFoundError: It is not there; the message carries `needs`.
     """
+    if isinstance(request.source, RemotePath):
+        return _remote_source(request.source, name, needs)
     places = [request.source] if request.source else default_places(name)
     for place in places:
         if place.exists():
             return place
     raise FileNotFoundError(f"{' and '.join(map(str, places))} not found. {name} needs: {needs}")
+
+
+def _remote_source(place: RemotePath, name: str, needs: str) -> RemotePath:
+    """A place elsewhere, once it has answered. What a web folder says of itself does not matter: its files do."""
+    announce(name, place)
+    try:
+        if not place.is_pattern:
+            place.version()
+    except OSError as error:
+        if isinstance(error, ConnectionError) or not place.is_dir():
+            raise type(error)(f"{error}. {name} needs: {needs}") from error
+    return place
+
+
+def source_files(request: Request, name: str, needs: str, *suffixes: str) -> list[Location]:
+    """The files that SOURCE stands for, in order: one, those of a folder with these suffixes, or those of a pattern.
+
+    Raises:
+        FileNotFoundError: One is not there; the message carries `needs`.
+        ValueError: There are none, or they cannot be listed.
+    """
+    stated = request.source
+    place = stated if isinstance(stated, Path) and is_pattern(stated) else find_source(request, name, needs)
+    try:
+        return expand(place, *suffixes)
+    except (ValueError, FileNotFoundError) as error:
+        raise type(error)(f"{error}. {name} needs: {needs}") from error
+
+
+def announce(name: str, *places: Location | None) -> None:
+    """Say which places elsewhere a data set is read from."""
+    for place in places:
+        if isinstance(place, RemotePath):
+            say(f"{name}: reading from {place}")
 
 
 def default_places(name: str) -> list[Path]:

@@ -16,9 +16,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable
-from pathlib import Path, PurePosixPath
+from pathlib import PurePosixPath
 from typing import Any
 
+from shards.location import Location, location
 from shards.names import stem
 from shards.pair import Entry, Rejected
 from shards.sources.base import UNLISTED, Option, Reading, Request, Source
@@ -91,14 +92,14 @@ def _goal_splits(lists: dict[str, str], annotations: dict[str, Annotation]) -> d
     file_of = {stem(slim["image"]): file for file, slim in annotations.items() if isinstance(slim, dict)}
     splits: dict[str, str] = {}
     for split, path in lists.items():
-        for id in dict.fromkeys(_photographs(Path(path).expanduser())):
+        for id in dict.fromkeys(_photographs(location(path))):
             file = file_of.get(id, id)
             if splits.setdefault(file, split) != split:
                 raise ValueError(f"{id} is in GOAL's list of {splits[file]} and in that of {split}: state other lists")
     return splits
 
 
-def _photographs(path: Path) -> Iterable[str]:
+def _photographs(path: Location) -> Iterable[str]:
     """The photographs that a list names, be it of pictures or of crops ("sa_1.jpg_results/sa_1_max_37.png")."""
     for number, row in read_rows(path):
         name = str(row.get("original_filename") or row.get("filename")) if isinstance(row, dict) else row

@@ -7,72 +7,46 @@ data/*.parquet    columns binary (the picture's bytes, no struct), image (a path
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from shards.names import natural_key, path_id
+from shards.location import Location
+from shards.names import path_id
 from shards.pair import Item, Pair, Rejected
-from shards.sources.base import Reading, Request, Source, find_source
+from shards.sources.base import Reading, Request, Source, source_files
+from shards.sources.parquet_rows import count_rows, open_parquet, rows_in
 from shards.sources.rows import captions_in, name_in, present
 
-if TYPE_CHECKING:
-    from pyarrow.parquet import ParquetFile
+HOME = "hf://datasets/foundation-multimodal-models/DetailCaps-4870"
 
 NEEDS = (
-    "the .parquet files of huggingface.co/datasets/foundation-multimodal-models/DetailCaps-4870 in data/detailcaps, or "
-    "as SOURCE: their folder or one of them"
+    f"a connection, to stream from {HOME} when neither SOURCE nor data/detailcaps is there; or its .parquet files in "
+    "data/detailcaps, or as SOURCE: their folder, one of them, or a pattern"
 )
 CAPTIONS = ("GT_Caption_GPT4O", "GT_Caption_GPT4V", "GT_Caption_Gemini15Pro")
 COLUMNS = ("image", "binary", *CAPTIONS)
-_BATCH = 32
-"""Rows, with their pictures, that are in memory at a time."""
 
 
 def read(request: Request) -> Reading:
     """Stream the files row group by row group."""
-    root = find_source(request, "detailcaps", NEEDS)
-    paths = sorted(root.rglob("*.parquet"), key=lambda path: natural_key(str(path))) if root.is_dir() else [root]
-    if not paths:
-        raise ValueError(f"{root} holds no .parquet files. detailcaps needs: {NEEDS}")
-    files = [_open(path) for path in paths]
-    return Reading(_items(paths, files), sum(file.metadata.num_rows for file in files))
+    files = source_files(request, "detailcaps", NEEDS, ".parquet")
+    return Reading(_items(files), count_rows(files))
 
 
-def _open(path: Path) -> ParquetFile:
-    from pyarrow import ArrowInvalid
-    from pyarrow.parquet import ParquetFile
-
-    try:
-        file = ParquetFile(path)
-    except (ArrowInvalid, OSError) as error:
-        raise ValueError(_damaged(path, error)) from error
-    columns = file.schema_arrow.names
-    absent = [column for column in COLUMNS if column not in columns]
-    if absent:
-        raise ValueError(f"{path} has no {', '.join(absent)}; it has {', '.join(columns)}. detailcaps needs: {NEEDS}")
-    return file
-
-
-def _items(paths: list[Path], files: list[ParquetFile]) -> Iterator[Item]:
-    for path, file in zip(paths, files, strict=True):
-        for number, row in enumerate(_rows(path, file), start=1):
-            try:
-                yield _pair(row)
-            except ValueError as error:
-                yield Rejected(f"{path.name}, row {number}", str(error), "test")
-
-
-def _rows(path: Path, file: ParquetFile) -> Iterator[dict[str, Any]]:
-    columns = [column for column in (*COLUMNS, "source") if column in file.schema_arrow.names]
-    try:
-        for batch in file.iter_batches(batch_size=_BATCH, columns=columns):
-            yield from batch.to_pylist()
-    except OSError as error:  # pages that do not decompress or decode
-        raise ValueError(_damaged(path, error)) from error
-
-
-def _damaged(path: Path, error: Exception) -> str:
-    return f"{path} is damaged, incomplete or not Parquet ({error}); fetch it again"
+def _items(files: list[Location]) -> Iterator[Item]:
+    for place in files:
+        with open_parquet(place) as file:
+            columns = file.schema_arrow.names
+            absent = [column for column in COLUMNS if column not in columns]
+            if absent:
+                raise ValueError(
+                    f"{place} has no {', '.join(absent)}; it has {', '.join(columns)}. detailcaps needs: {NEEDS}"
+                )
+            wanted = [column for column in (*COLUMNS, "source") if column in columns]
+            for number, row in enumerate(rows_in(file, wanted), start=1):
+                try:
+                    yield _pair(row)
+                except ValueError as error:
+                    yield Rejected(f"{place.name}, row {number}", str(error), "test")
 
 
 def _pair(row: dict[str, Any]) -> Pair:
@@ -89,5 +63,6 @@ SOURCE = Source(
     licence="not stated with the data (the code is Apache-2.0); pictures from COCO, SA-1B, LAION and others",
     needs=NEEDS,
     read=read,
+    home=HOME,
     published={"test": 4870},
 )

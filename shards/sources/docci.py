@@ -17,9 +17,12 @@ from shards.sources.files import Files
 from shards.sources.rows import Draft, captions_in, joined, make_drafts, name_in, present, split_in
 from shards.sources.table import parse_rows
 
+HOME = "https://storage.googleapis.com/docci/data/"
+
 NEEDS = (
-    "docci_descriptions.jsonlines and docci_images.tar.gz from https://storage.googleapis.com/docci/data/ (free) in "
-    "data/docci or SOURCE, the tar unpacked or not, or as IMAGES; docci_metadata.jsonlines beside them adds clusters"
+    f"a connection, to stream from {HOME} (free) when neither SOURCE nor data/docci is there; or "
+    "docci_descriptions.jsonlines and docci_images.tar.gz from there in data/docci or SOURCE, the tar unpacked or not, "
+    "or as IMAGES; docci_metadata.jsonlines beside them adds clusters"
 )
 SPLITS = ("train", "test", "qual_dev", "qual_test")
 EXTRAS = ("cluster_id", "entity_tags", "distractors")
@@ -70,6 +73,7 @@ SOURCE = Source(
     needs=NEEDS,
     read=read,
     takes_images=True,
+    home=HOME,
     published={"train": 9647, "test": 5000, "qual_dev": 100, "qual_test": 100, "test5100": 5100},
     options={
         "splits": splits_option(*SPLITS, "test5100", default=",".join(SPLITS)),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from shards.sources.base import Request, find_source
+from shards.location import can_list, is_there
+from shards.sources.base import Request, announce, find_source
 from shards.store import JoinedStore, Store, is_archive, open_store
 
 
@@ -32,7 +33,7 @@ class Files:
         self._folder = self.root.parent if self._main else self.root
         self._stores = [open_store(self._folder)]
         if self._folder.is_dir():
-            self._stores += [open_store(path) for name in archives if (path := self._folder / name).exists()]
+            self._stores += [open_store(path) for name in archives if is_there(path := self._folder / name)]
 
     def main(self, pattern: str) -> tuple[str, bytes]:
         """Name and bytes of the data set's main list: SOURCE itself, whatever it is called, else `pattern` under it.
@@ -82,6 +83,9 @@ class Files:
         """The complaint that a list is not where it should be."""
         first = self._stores[0].first_names(4)
         there = ", ".join(first[:3]) + (", ..." if len(first) > 3 else "") if first else "nothing"
+        if not can_list(self._folder):
+            refusal = getattr(self._stores[0], "refusal", "")
+            there = f"nothing of that name that can be read ({refusal or 'a web folder cannot be listed'})"
         return f"{self._folder} holds no {pattern}; it holds {there}. {self.name} needs: {self.needs}"
 
     def _matches(self, *patterns: str) -> Iterator[tuple[str, bytes]]:
@@ -101,14 +105,16 @@ class Files:
             FileNotFoundError: Without IMAGES, none of the places is there; the message names them.
         """
         base = self._images or self._folder
+        announce(self.name, self._images)
         if not base.is_dir():
             return open_store(base)
-        there = [open_store(base / place) for place in places if (base / place).exists()]
+        # The names of pictures are known, so a web folder need not show its own: it is the last resort.
+        there = [open_store(base / place) for place in places if (place or can_list(base)) and is_there(base / place)]
         if len(there) == 1:
             return there[0]
         if there:
             return JoinedStore(there)
-        if self._images:
+        if self._images or not can_list(base):
             return open_store(base)
         expected = " or ".join(places)
         raise FileNotFoundError(

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
+from shards.location import Location, location
 from shards.names import path_id, stem
 from shards.pair import Entry, Rejected
-from shards.sources.base import Option, Reading, Request, Source
+from shards.sources.base import Option, Reading, Request, Source, announce
 from shards.sources.rows import Draft, captions_in, joined, make_drafts, name_in, present
-from shards.sources.table import read_rows
+from shards.sources.table import Row, read_rows
 from shards.store import open_store
 
 NEEDS = (
@@ -40,21 +40,20 @@ def read(request: Request) -> Reading:
 
 def read_lists(request: Request, name: str, needs: str, image_keys: Sequence[str]) -> Reading:
     """Read the lists that a request states; of `image_keys`, columns of picture paths, the first one there counts."""
-    lists = {split: Path(request.options[split]).expanduser() for split in SPLITS if request.options[split]}
+    lists: dict[str, Location] = {split: location(path) for split in SPLITS if (path := request.options[split])}
     if bool(request.source) == bool(lists):
         raise ValueError(f"{name} takes either SOURCE or lists by option. It needs: {needs}")
     if request.images is None:
         raise ValueError(f"{name} takes no list without IMAGES. It needs: {needs}")
-    for path in (request.source,) if request.source else lists.values():
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} is not a file. {name} needs: {needs}")
-    if request.source:
-        lists = {_split_of(request.source): request.source}
     id_of = path_id if request.options["id"] == "path" else stem
     drafts: list[Draft | Rejected] = []
-    for split, path in lists.items():
-        make = partial(_draft, split=split, image_keys=image_keys, id_of=id_of)
-        drafts += make_drafts(read_rows(path), make, f"{path.name}, row")
+    for split, place in [("", request.source)] if request.source else lists.items():
+        if not place.is_file():
+            raise FileNotFoundError(f"{place} is not a file. {name} needs: {needs}")
+        rows = list(read_rows(place))
+        make = partial(_draft, split=split or _split_of(rows), image_keys=image_keys, id_of=id_of)
+        drafts += make_drafts(rows, make, f"{place.name}, row")
+    announce(name, request.source, request.images, *lists.values())
     return joined(open_store(request.images), drafts)
 
 
@@ -67,8 +66,8 @@ def list_options() -> dict[str, Option]:
     }
 
 
-def _split_of(path: Path) -> str:
-    return "train" if any("segment" in row for _, row in read_rows(path) if isinstance(row, dict)) else "test"
+def _split_of(rows: list[tuple[int, Row]]) -> str:
+    return "train" if any("segment" in row for _, row in rows if isinstance(row, dict)) else "test"
 
 
 def _draft(row: dict[str, Any], split: str, image_keys: Sequence[str], id_of: Callable[[str], str]) -> Draft:

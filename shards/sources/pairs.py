@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from shards.location import Location
 from shards.names import path_id, split_path
 from shards.pair import Entry
-from shards.sources.base import Option, Reading, Request, Source, hash_split
+from shards.sources.base import Option, Reading, Request, Source, announce, find_source, hash_split
 from shards.sources.rows import Draft, captions_in, joined, make_drafts, name_in
 from shards.sources.table import read_rows
 from shards.store import open_store
@@ -38,15 +38,17 @@ def read(request: Request) -> Reading:
     """Read the whole list (text only), group its rows by picture, then read the pictures in one pass."""
     if request.source is None:
         raise ValueError(f"pairs needs: {NEEDS}")
-    if not request.source.is_file():
-        raise FileNotFoundError(f"{request.source} is not a file. pairs needs: {NEEDS}")
-    rows = list(read_rows(request.source))
-    keys = find_keys([row for _, row in rows if isinstance(row, dict)], request.options, request.source)
+    source = find_source(request, "pairs", NEEDS)
+    if not source.is_file():
+        raise FileNotFoundError(f"{source} is not a file. pairs needs: {NEEDS}")
+    rows = list(read_rows(source))
+    keys = find_keys([row for _, row in rows if isinstance(row, dict)], request.options, source)
     drafts = make_drafts(rows, lambda row: _draft(row, keys, request.options["split"]))
-    return joined(open_store(request.images or request.source.parent), drafts)
+    announce("pairs", request.images)
+    return joined(open_store(request.images or source.parent), drafts)
 
 
-def find_keys(rows: list[dict[str, Any]], options: Mapping[str, str], source: Path) -> Keys:
+def find_keys(rows: list[dict[str, Any]], options: Mapping[str, str], source: Location) -> Keys:
     """The stated columns, else the well-known ones. Rows may differ in their columns: any row may show one.
 
     Raises:

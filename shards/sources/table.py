@@ -7,8 +7,10 @@ import csv
 import io
 import json
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import PurePosixPath
 from typing import IO, Any
+
+from shards.location import Location, open_stream
 
 Row = dict[str, Any] | str
 """The columns of a row, or the reason why it cannot be read."""
@@ -17,7 +19,7 @@ LINES = (".jsonl", ".jsonlines", ".ndjson")
 DELIMITERS = {".csv": ",", ".tsv": "\t"}
 
 
-def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
+def read_rows(path: Location) -> Iterator[tuple[int, Row]]:
     """Yield each row with its number: the line it starts on, or in a JSON array its place, from 1.
 
     Text is UTF-8, with or without a byte order mark.
@@ -25,26 +27,24 @@ def read_rows(path: Path) -> Iterator[tuple[int, Row]]:
     Raises:
         ValueError: An unknown extension, another encoding, or a file that is broken as a whole.
     """
-    with path.open("rb") as file:
-        yield from _rows(file, str(path))
+    with open_stream(path) as file:
+        yield from _rows(file, path.name, str(path))
 
 
 def parse_rows(data: bytes, name: str) -> Iterator[tuple[int, Row]]:
     """The same for the bytes of a file called `name`."""
-    yield from _rows(io.BytesIO(data), name)
+    yield from _rows(io.BytesIO(data), name, name)
 
 
-def stream_array(path: Path) -> Iterator[tuple[int, Row]]:
+def stream_array(path: Location) -> Iterator[tuple[int, Row]]:
     """The same for a JSON array that is too large for memory: one row at a time is held."""
     import ijson
 
-    with path.open("rb") as file:
-        if file.read(len(codecs.BOM_UTF8)) != codecs.BOM_UTF8:
-            file.seek(0)
-        start = file.tell()
-        if file.read(1000).lstrip()[:1] not in (b"[", b""):
+    with open_stream(path) as file:
+        if file.peek(len(codecs.BOM_UTF8)).startswith(codecs.BOM_UTF8):
+            file.read(len(codecs.BOM_UTF8))
+        if file.peek(1000)[:1000].lstrip()[:1] not in (b"[", b""):
             raise ValueError(f"{path} holds no JSON array of objects")
-        file.seek(start)
         try:
             for number, row in enumerate(ijson.items(file, "item", use_float=True), start=1):
                 yield number, row if isinstance(row, dict) else f"not a JSON object but {type(row).__name__}"
@@ -94,8 +94,8 @@ def decode_text(data: bytes, name: str) -> str:
         raise ValueError(_not_utf8(name, error)) from error
 
 
-def _rows(binary: IO[bytes], name: str) -> Iterator[tuple[int, Row]]:
-    kind = Path(name).suffix.lower()
+def _rows(binary: IO[bytes], file_name: str, name: str) -> Iterator[tuple[int, Row]]:
+    kind = PurePosixPath(file_name).suffix.lower()
     if kind not in (*LINES, ".json", *DELIMITERS):
         raise ValueError(f"{name} is none of {', '.join((*LINES, '.json', *DELIMITERS))}")
     file = io.TextIOWrapper(binary, encoding="utf-8-sig", newline="" if kind in DELIMITERS else "\n")

@@ -16,7 +16,12 @@ from shards.sources.base import Reading, Request, Source
 from shards.sources.files import Files
 from shards.sources.rows import Draft, joined
 
-NEEDS = "Urban1k.zip (huggingface.co/datasets/BeichenZhang/Urban1k), unpacked or not, in data/urban1k or as SOURCE"
+HOME = "https://huggingface.co/datasets/BeichenZhang/Urban1k/resolve/main/"
+
+NEEDS = (
+    f"a connection, to stream from {HOME} when neither SOURCE nor data/urban1k is there; or Urban1k.zip from there, "
+    "unpacked or not, in data/urban1k or as SOURCE"
+)
 
 ARCHIVES = ("Urban1k.zip",)
 
@@ -43,5 +48,6 @@ SOURCE = Source(
     needs=NEEDS,
     read=read,
     takes_images=True,
+    home=HOME,
     published={"test": 1000},
 )

@@ -23,17 +23,23 @@ Pairs = list[tuple[str, str]]  # the (id, caption) of each sample of a batch, in
 class Utf8:
     """Captions as their bytes, padded by zeros: what went in can be read back."""
 
+    pad_id = 0
+
     def __call__(self, captions: Sequence[str]) -> Tensor:
         encoded = [caption.encode() for caption in captions]
         longest = max(map(len, encoded))
         return torch.tensor([[*line, *[0] * (longest - len(line))] for line in encoded])
 
+    def with_cut(self, captions: Sequence[str]) -> tuple[Tensor, Tensor]:
+        return self(captions), torch.zeros(len(captions), dtype=torch.bool)
 
-def training_data(split: Path, batch_size: int, world_size: int = 1, workers: int = 0, seed: int = 7) -> TrainingData:
+
+def training_data(
+    split: Path, batch_size: int, world_size: int = 1, workers: int = 0, seed: int = 7, **options: Any
+) -> TrainingData:
     tokenizer: Any = Utf8()
-    return TrainingData(
-        split, PREPROCESS, tokenizer, batch_size=batch_size, world_size=world_size, workers=workers, seed=seed
-    )
+    sizes = {"batch_size": batch_size, "world_size": world_size, "workers": workers, "seed": seed}
+    return TrainingData(split, PREPROCESS, tokenizer, **sizes, **options)
 
 
 def pairs_of(batch: Batch) -> Pairs:

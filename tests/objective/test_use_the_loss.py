@@ -83,8 +83,8 @@ def test_ddp_prints_the_same_loss_for_any_number_of_processes(tmp_path):
             for rank in range(num_processes)
         ]
         output = [process.communicate(timeout=240) for process in processes]
-        # Not the exit code: DDP keeps gloo's threads alive past destroy_process_group, and one that still holds a tensor
-        # when Python ends makes torch abort (pytorch/pytorch#179291). By then the script has done all that it says.
+        # Not the exit code: DDP keeps gloo's threads alive past destroy_process_group, and one that holds a tensor when
+        # Python ends makes torch abort (pytorch/pytorch#179291). By then the script has done all that it says.
         assert not any("Traceback" in stderr for _, stderr in output), output
         return output[0][0]
 

@@ -9,7 +9,9 @@ from shards.request import make_request
 from shards.sources import get_source
 
 
-def read_items(name: str, source: Path | None = None, images: Path | None = None, **options: str) -> list[Item]:
+def read_items(
+    name: str, source: Path | str | None = None, images: Path | str | None = None, **options: str
+) -> list[Item]:
     """The items of a source; where it says how many there will be, it is right."""
     chosen = get_source(name)
     request = make_request(chosen, str(source) if source else None, str(images) if images else None, options)

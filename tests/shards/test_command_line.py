@@ -79,6 +79,7 @@ def test_a_source_without_its_data_names_what_it_needs(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DATA_DIR", raising=False)
+    monkeypatch.setenv("PIPELINE_MIRROR", str(tmp_path / "nothing"))
     with pytest.raises((ValueError, FileNotFoundError)) as error:
         write_set(name)
     assert SOURCES[name].needs.removeprefix("what dci needs: ") in str(error.value)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from shards.mds import ShardFormat
 from shards.reader import ShardReader, resolve_set, split_dir
 from shards.verify import quick_check, verify_set
 from shards.writer import write_set
@@ -42,14 +43,10 @@ def test_random_access_and_pickling(sound: Path) -> None:
     assert copy[0] == reader[0]
 
 
-def test_several_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import streaming
-
-    real = streaming.MDSWriter
-    monkeypatch.setattr(streaming, "MDSWriter", lambda **kwargs: real(**kwargs, size_limit=4000))
+def test_several_shards(tmp_path: Path) -> None:
     write_tree(tmp_path, {f"{n}.jpg": jpeg(n) for n in range(9)})
     source = write_jsonl(tmp_path / "list.jsonl", [{"image": f"{n}.jpg", "caption": str(n)} for n in range(9)])
-    write_set("pairs", source=str(source), out=str(tmp_path / "set"))
+    write_set("pairs", source=str(source), out=str(tmp_path / "set"), format=ShardFormat(size_limit=4000))
     assert len(list((tmp_path / "set" / "train").glob("*.mds"))) > 2
     reader = ShardReader(tmp_path / "set" / "train")
     assert [reader[n]["id"] for n in range(9)] == [str(n) for n in range(9)]

@@ -1,89 +1,63 @@
-"""A set is complete or absent: interrupts, kills, and runs side by side."""
+"""A folder that is made anew is complete or absent, whatever a run before it left."""
 
 from __future__ import annotations
 
 import os
-import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from shards.report import Progress
-from shards.verify import verify_set
-from shards.writer import write_set
-from tests.shards.conftest import Write, row, siblings
-from tests.shards.layouts import jpeg, write_jsonl, write_tree
+from shards.staging import clear_leftovers, staged
+from tests.shards.resume import leftovers
 
 
-@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-@pytest.mark.parametrize("there_before", [False, True])
-def test_interrupt_leaves_no_half_set(
-    error: type[BaseException], there_before: bool, write: Write, tmp_path: Path
-) -> None:
-    files = {f"{n}.jpg": jpeg(n) for n in range(6)}
-    if there_before:
-        write([row("0.jpg")], files)
-
-    def interrupt(progress: Progress) -> None:
-        if progress.done == 3:
-            raise error
-
-    with pytest.raises(error):
-        write([row(name) for name in files], files, progress=interrupt, overwrite=True)
-    assert siblings(tmp_path / "out") == []
-    assert (tmp_path / "out").exists() == there_before
-    if there_before:
-        assert verify_set(tmp_path / "out").ok
+def fill(out: Path, text: str, overwrite: bool = True) -> None:
+    clear_leftovers(out)
+    with staged(out, overwrite) as folder:
+        (folder / "file").write_text(text)
 
 
-CHILD = """
-import sys, time
-from pathlib import Path
-from shards.writer import write_set
-
-def stop(progress):
-    if progress.done == 3:
-        Path(sys.argv[3]).touch()
-        time.sleep(60)
-
-write_set("pairs", source=sys.argv[1], out=sys.argv[2], overwrite=True, progress=stop)
-"""
-
-
-def test_killed_run_is_cleared_up_by_the_next_and_a_live_one_is_not(write: Write, tmp_path: Path) -> None:
-    files = {f"{n}.jpg": jpeg(n) for n in range(6)}
-    rows = [row(name) for name in files]
-    write_tree(tmp_path / "in", files)
-    source, out, mark = write_jsonl(tmp_path / "in" / "list.jsonl", rows), tmp_path / "out", tmp_path / "mark"
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(source), str(out), str(mark)], cwd=Path.cwd())
-    try:
-        deadline = time.monotonic() + 60
-        while not mark.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        assert len(siblings(out)) == 1
-        assert not out.exists()
-        # While the child lives, another run completes beside it and leaves its folder alone.
-        arguments: dict[str, Any] = {"source": str(source), "out": str(out)}
-        write_set("pairs", **arguments)
-        assert len(siblings(out)) == 1
-    finally:
-        os.kill(child.pid, signal.SIGKILL)
-        child.wait()
-    assert len(siblings(out)) == 1
-    assert write_set("pairs", **arguments).already_there
-    assert siblings(out) == []
-    assert verify_set(out).ok
-
-
-def test_a_set_that_a_killed_run_had_moved_aside_comes_back(write: Write, tmp_path: Path) -> None:
-    write([row("a.jpg")], {"a.jpg": jpeg(1)})
+def dead_process() -> int:
     gone = subprocess.Popen([sys.executable, "-c", ""])
     gone.wait()
-    (tmp_path / "out").rename(tmp_path / f".out.{socket.gethostname()}.{gone.pid}.0123abcd.old")
-    assert write([row("b.jpg")], {"b.jpg": jpeg(2)}, overwrite=True).written == {"train": 1}
-    assert siblings(tmp_path / "out") == []
+    return gone.pid
+
+
+@pytest.mark.parametrize("there_before", [False, True])
+def test_an_interrupt_leaves_what_was_there(there_before: bool, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    if there_before:
+        fill(out, "old")
+    with pytest.raises(TypeError), staged(out, True) as folder:
+        (folder / "file").write_text(None)  # type: ignore[arg-type]  # the file is there, half written
+    assert leftovers(out) == []
+    assert out.exists() == there_before
+    assert not there_before or (out / "file").read_text() == "old"
+
+
+def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
+    host = socket.gethostname()
+    names = [f".out.{host}.{pid}.0123abcd.new" for pid in (dead_process(), os.getpid())]
+    for name in names:
+        (tmp_path / name).mkdir()
+    fill(tmp_path / "out", "new")
+    assert leftovers(tmp_path / "out") == names[1:]
+    assert (tmp_path / "out" / "file").read_text() == "new"
+
+
+def test_what_a_killed_run_had_moved_aside_comes_back(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "old")
+    (tmp_path / "out").rename(tmp_path / f".out.{socket.gethostname()}.{dead_process()}.0123abcd.old")
+    clear_leftovers(tmp_path / "out")
+    assert (tmp_path / "out" / "file").read_text() == "old"
+    assert leftovers(tmp_path / "out") == []
+
+
+def test_another_run_was_faster(tmp_path: Path) -> None:
+    fill(tmp_path / "out", "first")
+    with pytest.raises(ValueError, match="did another run write it"):
+        fill(tmp_path / "out", "second", overwrite=False)
+    assert (tmp_path / "out" / "file").read_text() == "first"

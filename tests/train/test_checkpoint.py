@@ -1,105 +1,91 @@
-"""A checkpoint is complete or absent, whatever happens while it is written."""
+"""A checkpoint is complete or absent, whatever happens while it is written; the best one stays."""
 
 from __future__ import annotations
 
-import builtins
+import errno
 import json
 import os
-import shutil
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from pipeline.runs import MANIFEST, WEIGHTS, Run
+from pipeline.runs import MANIFEST, WEIGHTS, Run, find_checkpoint, write_json
 from pipeline.train import checkpoint
 from tests.ranks import Ranks
-from tests.train.tiny import build_on_rank, write_recipe
+from tests.train.kill import run_killed
+from tests.train.tiny import build_on_rank, losses_of, train_on_rank, write_recipe
+
+SAVES = ((1, 50.0), (2, 90.0), (2, 90.0), (3, 60.0), (4, None))  # (step, score); step 2 is written again
 
 
-def _save_twice(folder: Path) -> None:
-    """Checkpoints of steps 1 and 2 in a run folder, keeping one; files stand for what DeepSpeed writes."""
-    for step in (1, 2):
-        final = folder / "checkpoints" / f"step-{step:08d}"
-        aside = final.with_name(f".{final.name}.writing")
-        shutil.rmtree(aside, ignore_errors=True)
-        (aside / "zero").mkdir(parents=True)
-        for name in (WEIGHTS, "zero/state.pt"):
-            with open(aside / name, "wb") as file:
-                file.write(name.encode() * 1000 * step)
-        checkpoint._publish(aside, final, {"step": step})
-        checkpoint.write_pointer(final.parent, final.name)
-        checkpoint._drop_old(Run(folder), keep=1)
+def _save(run: Path, step: int, score: float | None, size: int = 64, keep: int = 1) -> None:
+    """Write a checkpoint by the code that writes real ones, with tensors of a few bytes."""
+    weight = torch.arange(size, dtype=torch.float32) + step
+    norms = {"w": float(weight.double().norm())}
+    training = {"exp_avg/w": weight / 2, "exp_avg_sq/w": weight / 3, "step/w": torch.tensor(step)}
+    manifest = {"step": step, "score": score, "ema_decay": None}
+    checkpoint._write(Run(run), training, {"w": weight}, norms, {"model_cfg": {}}, manifest, keep)
 
 
-def _save(folder: Path, deadline: int) -> int:
-    """Save in a child that is killed at the `deadline`-th call that changes the disk; the number of calls, or -9."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        calls = _count_calls(deadline)
-        _save_twice(folder)
-        os.write(write, str(len(calls)).encode())
-        os._exit(0)
-    os.close(write)
-    _, status = os.waitpid(child, 0)
-    with os.fdopen(read) as pipe:
-        answer = pipe.read()
-    return -os.WTERMSIG(status) if os.WIFSIGNALED(status) else int(answer)
-
-
-def _count_calls(deadline: int) -> list[str]:
-    """Make every call that opens, syncs, renames or removes add its name to a list; SIGKILL at one of them."""
-    calls: list[str] = []
-    for module, name in (
-        (builtins, "open"),
-        (os, "open"),
-        (os, "fsync"),
-        (os, "rename"),
-        (os, "replace"),
-        (os, "unlink"),
-        (os, "rmdir"),
-    ):
-        setattr(module, name, _counted(getattr(module, name), name, calls, deadline))
-    return calls
-
-
-def _counted(function: Callable[..., Any], name: str, calls: list[str], deadline: int) -> Callable[..., Any]:
-    def call(*args: Any, **kwargs: Any) -> Any:
-        calls.append(name)
-        if len(calls) == deadline:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return function(*args, **kwargs)
-
-    return call
+def _saves(run: Path) -> None:
+    for step, score in SAVES:
+        _save(run, step, score)
 
 
 @pytest.mark.long
-def test_killed_at_any_call_the_newest_complete_checkpoint_is_found(tmp_path: Path) -> None:
-    """Of two saves: never half a checkpoint, never none once there was one, never an older one than before."""
-    calls = _save(tmp_path / "whole", -1)
-    assert calls > 20
+def test_killed_at_any_call_the_newest_and_the_best_are_found(tmp_path: Path) -> None:
+    """Of five saves: never half a checkpoint, never an older one than before, never without the best so far."""
+    writers = ((checkpoint, "save_file"),)
+    calls = run_killed(lambda: _saves(tmp_path / "whole"), -1, writers)
+    assert calls > 80
     newest = []
     for deadline in range(1, calls + 1):
         folder = tmp_path / f"killed-{deadline}"
-        assert _save(folder, deadline) == -signal.SIGKILL
-        found = Run(folder).latest()
-        if found is not None:
+        assert run_killed(lambda folder=folder: _saves(folder), deadline, writers) == -signal.SIGKILL  # type: ignore[misc]
+        run = Run(folder)
+        for found in run.checkpoints():
             found.check()
-        newest.append(found.step if found else 0)
-        assert _save(folder, -1) > 0, "the next run saves over whatever was left"
-        again = Run(folder).latest()
+        serial = max((c.serial for c in run.checkpoints()), default=0)
+        newest.append(serial)
+        if serial:
+            best, latest = run.best(), run.latest()
+            assert best is not None
+            assert latest is not None
+            assert latest.serial == serial
+            assert best.score == max(score for _, score in SAVES[:serial] if score is not None)
+        _save(folder, 9, 10.0)  # the next launch saves over whatever was left
+        again = run.latest()
         assert again is not None
-        assert again.step == 2
+        assert again.step == 9
+        assert [p.name for p in (folder / "checkpoints").iterdir() if p.name.startswith(".")] == []
     assert newest == sorted(newest)
-    assert set(newest) == {0, 1, 2}
+    assert set(newest) == set(range(len(SAVES) + 1))
+
+
+def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
+    _saves(tmp_path)
+    run = Run(tmp_path)
+    assert [c.path.name for c in run.checkpoints()] == ["step-00000002-2", "step-00000004"]
+    write_json(tmp_path / "run.json", {"recipe": "a", "created": 1.0})
+    assert find_checkpoint(f"{tmp_path}:best", tmp_path).step == 2
+    assert find_checkpoint("a:best", tmp_path).step == 2
+    assert find_checkpoint(":best", tmp_path).step == 2
+    assert find_checkpoint("a", tmp_path).step == 4
+
+
+def test_a_run_that_was_never_evaluated_has_no_best(tmp_path: Path) -> None:
+    _save(tmp_path, 1, None)
+    write_json(tmp_path / "run.json", {"recipe": "a", "created": 1.0})
+    with pytest.raises(ValueError, match="no checkpoint that was evaluated"):
+        find_checkpoint("a:best", tmp_path)
 
 
 def test_a_folder_without_its_manifest_or_a_file_is_no_checkpoint(tmp_path: Path) -> None:
-    assert _save(tmp_path, -1) > 0
+    _save(tmp_path, 1, None)
     (only,) = Run(tmp_path).checkpoints()
     weights = only.path / WEIGHTS
     content = weights.read_bytes()
@@ -109,6 +95,76 @@ def test_a_folder_without_its_manifest_or_a_file_is_no_checkpoint(tmp_path: Path
     assert Run(tmp_path).latest() == only
     (only.path / MANIFEST).unlink()
     assert Run(tmp_path).latest() is None
+
+
+def test_what_is_not_the_model_is_not_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that gives back other bytes than it was given."""
+    write = checkpoint.save_file
+
+    def altered(tensors: dict[str, torch.Tensor], path: Path, metadata: dict[str, str]) -> None:
+        write({name: tensor * 2 for name, tensor in tensors.items()}, path, metadata)
+
+    monkeypatch.setattr(checkpoint, "save_file", altered)
+    with pytest.raises(ValueError, match="is not the model: w; is the disk sound"):
+        _save(tmp_path, 1, None)
+    assert Run(tmp_path).checkpoints() == []
+
+
+# a full disk ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 72 MB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=72m", "tmpfs", str(folder)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+@pytest.mark.parametrize("noticed", ["before", "while writing"])
+def test_a_full_disk_leaves_the_last_checkpoint_and_room(
+    noticed: str, small_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if noticed == "while writing":
+        monkeypatch.setattr(checkpoint, "_SPARE_BYTES", -(1 << 30))
+    _save(small_disk, 1, None, size=4 << 20)  # three tensors of 16 MB
+    with pytest.raises(OSError, match=r"MB are free|No space left") as raised:
+        _save(small_disk, 2, None, size=4 << 20)
+    assert raised.value.errno == errno.ENOSPC
+    (only,) = Run(small_disk).checkpoints()
+    only.check()
+    assert only.step == 1
+    assert os.listdir(small_disk / "checkpoints") == [only.path.name]
+
+
+def test_a_run_goes_on_when_the_disk_is_full(
+    ranks: Ranks, tiny_set: Path, tmp_path: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A checkpoint of the tiny model takes 20 MB: two fit beside what stays free for logs, the third does not."""
+    several = {"every_steps": 1, "keep": 9}
+    recipe = str(write_recipe(tmp_path, tiny_set, checkpoint=several))
+    overrides = [f"run.root={small_disk}", "run.name=a"]
+    with pytest.raises(OSError, match="are needed and"):  # the last one must be saved: that is said at the end
+        ranks(2).run(train_on_rank, "zero2", recipe, overrides)
+    run = Run(small_disk / "a")
+    assert len(losses_of(run.path)) == 8
+    kept = run.checkpoints()
+    assert kept
+    assert kept[-1].step < 8
+    for found in kept:
+        found.check()
+    said = [line for line in capfd.readouterr().out.splitlines() if line.startswith("warning")]
+    assert f"warning: the checkpoint of step {kept[-1].step + 1} was not saved" in said[0]
+    assert f"{kept[-1].path} stays the newest; going on" in said[0]
+
+
+# what lies in one -----------------------------------------------------------------------------------------------------
 
 
 def _saved_state(config: str, recipe: str) -> tuple[str, dict[str, torch.Tensor]]:

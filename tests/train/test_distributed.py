@@ -50,13 +50,13 @@ def test_what_the_main_rank_does_reaches_all(ranks: Pools) -> None:
         ranks(2).run(_outcomes, True)
 
 
-def _flags() -> list[bool]:
+def _largest() -> list[float]:
     with distributed.distributed() as ranks:
-        return [ranks.any(ranks.rank == 1), ranks.any(False)]
+        return ranks.max([15.0 * ranks.rank, 0.0, -ranks.rank])
 
 
-def test_one_flag_is_everyones(ranks: Pools) -> None:
-    assert ranks(2).run(_flags) == [[True, False], [True, False]]
+def test_the_largest_value_of_any_rank_is_everyones(ranks: Pools) -> None:
+    assert ranks(2).run(_largest) == [[15.0, 0.0, 0.0]] * 2
 
 
 def test_a_full_shared_memory_is_said_before_the_run_starts(monkeypatch: pytest.MonkeyPatch) -> None:

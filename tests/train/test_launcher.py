@@ -20,11 +20,11 @@ REPOSITORY = Path(__file__).parents[2]
 PORT = 29617
 
 
-def _launch(*arguments: str, ranks: int = 2) -> subprocess.Popen[str]:
+def _launch(*arguments: str, ranks: int = 2, script: str = "launcher/train.py") -> subprocess.Popen[str]:
     """The launcher in a process group of its own, as a shell starts it; output and errors in one pipe."""
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     return subprocess.Popen(
-        ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(PORT), "launcher/train.py", *arguments],
+        ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(PORT), script, *arguments],
         cwd=REPOSITORY,
         env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
@@ -83,3 +83,34 @@ def test_a_wrong_override_is_one_line_and_a_non_zero_exit(override: str, tiny_se
     assert "'gama'" in errors[0]
     assert "'gamma'" in errors[0]
     assert "Traceback" not in output
+
+
+FAILING = """
+import os, sys
+sys.path.insert(0, {repository!r})
+from pipeline.train.loop import Trainer
+step = Trainer._optimizer_step
+
+def step_or_fail(self, batches):
+    if self.step == 2 and os.environ["RANK"] == "1":
+        raise RuntimeError("the second rank's own trouble")
+    step(self, batches)
+
+Trainer._optimizer_step = step_or_fail
+from launcher.train import main
+sys.exit(main())
+"""
+
+
+def test_a_rank_that_fails_ends_all_with_its_own_error_on_top(tiny_set: Path, tmp_path: Path) -> None:
+    recipe = str(write_recipe(tmp_path, tiny_set, schedule={"epochs": 100}))
+    script = tmp_path / "failing.py"
+    script.write_text(FAILING.format(repository=str(REPOSITORY)))
+    launched = _launch("--config", "zero2.json", "--recipe", recipe, script=str(script))
+    output, _ = launched.communicate(timeout=300)
+    assert launched.returncode != 0
+    errors = [line for line in output.splitlines() if line.startswith(("RuntimeError", "rank 0: another rank is gone"))]
+    assert errors[0] == "RuntimeError: the second rank's own trouble", output[-3000:]
+    assert "step 2/400" in output
+    assert "step 3/400" not in output
+    assert not _shared_memory()

@@ -86,10 +86,9 @@ def test_loss_falls(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
 
 
-def test_only_complete_checkpoints_stay_and_latest_points_at_the_newest(uninterrupted: Path) -> None:
+def test_only_complete_checkpoints_stay(uninterrupted: Path) -> None:
     folder = uninterrupted / "checkpoints"
-    assert (folder / "latest").read_text().strip() == "step-00000008"
-    assert sorted(p.name for p in folder.iterdir()) == ["latest", "step-00000004", "step-00000008"]
+    assert sorted(p.name for p in folder.iterdir()) == ["step-00000004", "step-00000008"]
     for checkpoint in Run(uninterrupted).checkpoints():
         checkpoint.check()
 
@@ -103,7 +102,7 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(
     recipe = write_recipe(tmp_path, tiny_set)
     whole, cut = ["run.name=whole"], ["run.name=cut"]
     ranks(world).run(train_on_rank, "zero2", str(recipe), whole)
-    assert ranks(world).run(_train_until, "zero2", str(recipe), cut, stop_after) == [130] * world
+    assert ranks(world).run(_train_until, "zero2", str(recipe), cut, stop_after) == [143] * world
     assert Run(tmp_path / "runs" / "cut").info["state"] == "stopped"
     assert len(_losses(tmp_path / "runs" / "cut")) == stop_after
     assert ranks(world).run(train_on_rank, "zero2", str(recipe), cut, "auto") == [0] * world
@@ -173,11 +172,6 @@ def test_resume_with_another_recipe_names_the_difference(ranks: Ranks, tiny_set:
         ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=whole", "optimizer.lr=0.002"], "auto")
 
 
-def test_resume_on_other_ranks_says_what_to_do(ranks: Ranks, tiny_set: Path, uninterrupted: Path) -> None:
-    with pytest.raises(ValueError, match="written by 2 ranks and this launch has 1: resume with --num_gpus 2"):
-        ranks(1).run(train_on_rank, "zero2", None, [], str(uninterrupted / "checkpoints" / "step-00000004"))
-
-
 def test_an_existing_run_is_not_written_over(ranks: Ranks, tiny_set: Path, uninterrupted: Path) -> None:
     recipe = write_recipe(uninterrupted.parents[1], tiny_set)
     with pytest.raises(ValueError, match="already holds a run"):
@@ -189,11 +183,11 @@ def test_damaged_checkpoint_is_refused(ranks: Ranks, tiny_set: Path, tmp_path: P
     ranks(1).run(train_on_rank, "zero2", str(recipe), ["run.name=a"])
     checkpoint = Run(tmp_path / "runs" / "a").latest()
     assert checkpoint is not None
-    state = next((checkpoint.path / "zero").iterdir())
+    state = checkpoint.path / "training_state.safetensors"
     data = bytearray(state.read_bytes())
     data[len(data) // 2] ^= 1
     state.write_bytes(data)
-    with pytest.raises(ValueError, match=rf"damaged: zero/{state.name} has changed"):
+    with pytest.raises(ValueError, match=rf"damaged: {state.name} has changed"):
         ranks(1).run(train_on_rank, "zero2", None, [], str(checkpoint.path))
 
 

@@ -65,3 +65,46 @@ def build_on_rank(config: str, recipe: str, overrides: list[str]) -> Any:
     parsed = load_recipe(recipe, overrides)
     with distributed() as ranks:  # the pool's own group, which stays
         return build_trainer(parsed, load_deepspeed_config(config), ranks, Run(Path(parsed.run.root) / "by-hand"))
+
+
+Recorded = tuple[int, list[tuple[int, list[str], list[str]]]]
+
+
+def train_recording(
+    config: str, recipe: str, overrides: list[str], resume: str | None = None, stop_after: int = 0
+) -> Recorded:
+    """Like `train_on_rank`, with a SIGTERM to the last rank alone after a step.
+
+    Gives the exit code, and (step, ids, captions) of every micro-batch of this rank in the order of training.
+    """
+    import os
+    import signal
+
+    import torch.distributed as dist
+
+    from pipeline.train.loop import Trainer
+    from pipeline.train.step import Stepper
+
+    seen: list[tuple[int, list[str], list[str]]] = []
+    encode, step = Stepper._encode, Trainer._optimizer_step
+
+    def recorded(self: Any, batch: Any, number: int, *args: Any) -> Any:
+        seen.append((number, batch["ids"], batch["captions"]))
+        return encode(self, batch, number, *args)
+
+    def step_and_signal(self: Any, *args: Any) -> None:
+        step(self, *args)
+        if self.step == stop_after and dist.get_rank() == dist.get_world_size() - 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    Stepper._encode, Trainer._optimizer_step = recorded, step_and_signal  # type: ignore[method-assign]
+    try:
+        return train_on_rank(config, recipe, overrides, resume), seen
+    finally:
+        Stepper._encode, Trainer._optimizer_step = encode, step  # type: ignore[method-assign]
+
+
+def losses_of(run: Path) -> list[float]:
+    """The loss of every logged step of a run."""
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [line["loss"] for line in lines if "loss" in line]

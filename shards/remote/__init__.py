@@ -1,0 +1,3 @@
+"""Files that are not on this machine: web addresses, and every file system that fsspec knows."""
+
+from __future__ import annotations
