@@ -49,6 +49,7 @@ test-gpu: setup  ## What only a GPU can show (8 minutes at most; skipped without
 bench: setup  ## Speed and memory side by side with the peer, as ratios (minutes; quiet machine)
 	$(BIN)/python -m tests.bench.objective
 	$(BIN)/python -m tests.bench.token
+	$(BIN)/python -m tests.bench.shards
 	$(BIN)/python -m tests.bench.loader
 
 lint: setup  ## Ruff and mypy

@@ -59,6 +59,8 @@ def shards_write(
     part: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only this share; see `pipeline shards merge`.")
     ] = None,
+    ray: Annotated[bool, typer.Option("--ray", help="In parts on a running Ray cluster, merged at the end.")] = False,
+    parts: Annotated[int | None, typer.Option(min=1, help="With --ray: how many (default: its CPUs).")] = None,
 ) -> None:
     """Write the shards of a data set in one pass. `make shards DATASET=...` is the same.
 
@@ -68,27 +70,32 @@ def shards_write(
     from shards.parts import Part
     from shards.writer import write_set
 
-    share = Part.parse(part) if part else None
-    with _stoppable(), progress_bar("pairs") as progress:
-        report = write_set(
-            dataset,
-            source=source,
-            images=images,
-            out=out,
-            options=_key_values(option or []),
-            check=check.value,
-            overwrite=overwrite,
-            allow_missing=allow_missing,
-            workers=workers,
-            format=ShardFormat(
-                compression=None if compression == "none" else compression,
-                hashes=() if hashes == "none" else tuple(hashes.split(",")),
-                size_limit=round(shard_size * (1 << 20)),
-            ),
-            part=share,
-            progress=progress,
-            say=lambda line: typer.echo(line, err=True),
-        )
+    arguments: dict[str, Any] = {
+        "source": source,
+        "images": images,
+        "out": out,
+        "options": _key_values(option or []),
+        "check": check.value,
+        "overwrite": overwrite,
+        "allow_missing": allow_missing,
+        "workers": workers,
+        "format": ShardFormat(
+            compression=None if compression == "none" else compression,
+            hashes=() if hashes == "none" else tuple(hashes.split(",")),
+            size_limit=round(shard_size * (1 << 20)),
+        ),
+        "say": lambda line: typer.echo(line, err=True),
+    }
+    if (ray and part) or (parts and not ray):
+        raise ValueError("--ray writes all parts, --parts says how many; --part is for other schedulers")
+    if ray:
+        from shards.on_ray import write_on_ray
+
+        report = write_on_ray(dataset, num_parts=parts, **arguments)
+    else:
+        with _stoppable(), progress_bar("pairs") as progress:
+            share = Part.parse(part) if part else None
+            report = write_set(dataset, part=share, progress=progress, **arguments)
     for line in report.lines():
         typer.echo(line)
 

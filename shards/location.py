@@ -17,8 +17,6 @@ from shards.remote.base import RemotePath
 Location = Path | RemotePath
 """Both have `/`, `name`, `suffix`, `parent`, `exists`, `is_file`, `is_dir`, `open("rb")`, `read_bytes`."""
 
-PLACE = "a path or a URL (http, https, s3, gs, hf, or another that fsspec knows)"
-
 
 def location(text: str) -> Location:
     """The place that a text means: whatever has a "://" is elsewhere, except for file://.

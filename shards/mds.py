@@ -29,6 +29,9 @@ HASHES = ("xxh64",)
 
 SHARD_SIZE = 1 << 26
 
+_SMALL = 1 << 14
+"""Bytes; the pieces of a smaller sample are joined: a Python object costs more than the copy."""
+
 _LARGEST = 1 << 32
 """Offsets in a shard are 32 bits wide."""
 
@@ -139,7 +142,7 @@ class OpenShard:
         size = sum(map(len, sample))
         self.sizes.append(size)
         self.size += size + 4
-        self.pieces += sample
+        self.pieces += sample if size > _SMALL else [b"".join(sample)]
         self.lines.append(line)
 
     def close(self) -> ClosedShard:

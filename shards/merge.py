@@ -25,13 +25,14 @@ from shards.work import Work, written_before
 _NOTES = ("rejected.jsonl", "missing.jsonl")
 
 
-def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False) -> Report:
+def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False, allow_missing: int | None = None) -> Report:
     """Write the set that parts are the shares of: the pairs of the source, in its order.
 
     Args:
         out: Folder or object store of the whole set. A local shard is linked there where the file system can.
         parts: Places of all parts, in any order.
         overwrite: Whether a set that is there, made by another request, is replaced.
+        allow_missing: How many pictures may be missing from all parts together; by default as many as each allowed.
 
     Raises:
         ValueError: A part is missing, is there twice, or belongs to another request or another state of the source; an
@@ -45,6 +46,10 @@ def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False) -> Repo
     asked = {"name": first["name"], "request": _without_part(found[0].receipt)}
     work = open_work(out)
     missing = sum(part.receipt.content["counts"]["missing"] for part in found)
+    if allow_missing is not None and missing > allow_missing:
+        raise ValueError(
+            f"the parts lack {missing} pictures, {allow_missing} may be missing: --allow-missing {missing}"
+        )
     report = written_before(work, asked, overwrite, allow_missing=missing)
     if report is not None and not work.is_left():
         return report

@@ -86,9 +86,17 @@ def parse_receipt(data: bytes, path: str) -> Receipt:
 
 
 def write_receipt(
-    set_dir: Path, source: Source, request: dict[str, Any], tally: Tally, part: dict[str, Any] | None
+    set_dir: Path,
+    source: Source,
+    request: dict[str, Any],
+    tally: Tally,
+    part: dict[str, Any] | None,
+    origin: dict[str, Any] | None,
 ) -> None:
-    """Write the receipt of a finished set. It holds no time or host, so that equal inputs give equal bytes."""
+    """Write the receipt of a finished set. It holds no time or host, so that equal inputs give equal bytes.
+
+    `origin` is the address that was read where nobody stated a source.
+    """
     splits = {}
     for split in sorted(tally.written):
         splits[split] = {
@@ -115,7 +123,8 @@ def write_receipt(
         "splits": splits,
         "versions": _versions(("hn-clip", "mosaicml-streaming", "pillow", *source.packages)),
     }
-    save_receipt(set_dir, content | ({"part": part} if part else {}))
+    more = {"part": part, "origin": origin}
+    save_receipt(set_dir, content | {key: value for key, value in more.items() if value})
 
 
 def save_receipt(set_dir: Path, content: dict[str, Any]) -> None:

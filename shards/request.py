@@ -31,8 +31,9 @@ def make_request(source: Source, path: str | None, images: str | None, options: 
                 kind = "some of" if option.several else "one of"
                 raise ValueError(f"{source.name}: option {key} is {kind} {', '.join(option.choices)}, not {part!r}")
     filled = {key: _in_order(option, options.get(key, option.default)) for key, option in source.options.items()}
-    place = location(path) if path else _official_place(source)
-    return Request(place, location(images) if images else None, filled)
+    home = None if path else _official_place(source)
+    place = location(path) if path else home
+    return Request(place, location(images) if images else None, filled, by_default=home is not None)
 
 
 def _official_place(source: Source) -> Location | None:
@@ -55,11 +56,16 @@ def record(source: Source, request: Request, check: CheckLevel) -> dict[str, Any
         if option.is_path and options[key]:
             options[key] = record_place(location(options[key]))
     return {
-        "source": record_place(request.source),
+        "source": None if request.by_default else record_place(request.source),
         "images": record_place(request.images),
         "options": options,
         "check": check,
     }
+
+
+def origin(request: Request) -> dict[str, Any] | None:
+    """The official place, where it is read because none was stated: no part of the request, as data/<name> is none."""
+    return record_place(request.source) if request.by_default else None
 
 
 def difference(old_name: str, old: Mapping[str, Any], name: str, new: Mapping[str, Any]) -> str:

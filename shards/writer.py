@@ -20,9 +20,9 @@ from shards.parts import BlockEnd, Part, Share
 from shards.receipt import write_receipt
 from shards.replay import Replay, SourceChangedError
 from shards.report import Progress, Report, Tally, nothing_written, too_many_missing
-from shards.request import make_request, record
+from shards.request import make_request, origin, record
 from shards.sources import get_source
-from shards.sources.base import Reading
+from shards.sources.base import Reading, Request, Source
 from shards.splits import SplitWriters
 from shards.work import Work, written_before
 
@@ -82,9 +82,10 @@ def write_set(
     """
     if workers < 1:
         raise ValueError(f"{workers} workers cannot work: say 1 or more")
-    chosen, format = get_source(name), format or ShardFormat()
-    request = make_request(chosen, source, images, options or {})
-    asked = _asked(name, record(chosen, request, check), format, part)
+    format = format or ShardFormat()
+    chosen, request, asked = prepare(
+        name, source=source, images=images, options=options, check=check, format=format, part=part
+    )
     work = open_work(out or str(SETS / name))
     found = written_before(work, asked, overwrite, allow_missing)
     if found is not None and not work.is_left():
@@ -111,7 +112,7 @@ def write_set(
                     say(f"{name} no longer gives the pairs that were already written: starting anew")
                     work.restart(asked)
                     went_on = 0
-            write_receipt(work.folder, chosen, asked["request"], tally, share.record())
+            write_receipt(work.folder, chosen, asked["request"], tally, share.record(), origin(request))
             work.publish()
     return Report(
         name=name,
@@ -129,10 +130,31 @@ def write_set(
     )
 
 
-def _asked(name: str, request: dict[str, Any], format: ShardFormat, part: Part | None) -> dict[str, Any]:
-    """What a receipt and a journal keep, and compare."""
-    share = {"part": part.record()} if part is not None else {}
-    return {"name": name, "request": {**request, "shards": format.record(), **share}}
+REQUEST = ("source", "images", "options", "check", "format")
+"""What of the arguments of `write_set` decides which pairs are written, and how."""
+
+
+def prepare(
+    name: str,
+    *,
+    source: str | None = None,
+    images: str | None = None,
+    options: Mapping[str, str] | None = None,
+    check: CheckLevel = "decode",
+    format: ShardFormat | None = None,
+    part: Part | None = None,
+) -> tuple[Source, Request, dict[str, Any]]:
+    """The source, what it is asked for, and what a receipt and a journal keep of that, and compare.
+
+    Raises:
+        ValueError: There is no such source, or it does not take this.
+    """
+    chosen = get_source(name)
+    request = make_request(chosen, source, images, options or {})
+    kept = record(chosen, request, check) | {"shards": (format or ShardFormat()).record()}
+    if part is not None:
+        kept["part"] = part.record()
+    return chosen, request, {"name": name, "request": kept}
 
 
 def _say_nothing(line: str) -> None:

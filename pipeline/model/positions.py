@@ -27,7 +27,9 @@ def stretch_table(table: Tensor, length: int, keep: int = KEPT) -> Tensor:
     """
     n = table.shape[0]
     if not 0 <= keep <= n - 2:
-        raise ValueError(f"model.keep_positions is {keep}, but of {n} positions at least two must be left to interpolate")
+        raise ValueError(
+            f"model.keep_positions is {keep}, but of {n} positions at least two must be left to interpolate"
+        )
     if length < n:
         raise ValueError(f"a table of {n} positions cannot be stretched to {length}")
     rest = table[keep:].double()

@@ -141,8 +141,8 @@ class Meter:
         pairs_per_second, tokens_per_second: of all ranks; tokens as the text tower gets them, without padding.
         captions_cut: the share that was longer than the context.
         time_share: of the time, means over the ranks; they overlap. data_slowest: of the rank that waited longest.
-        memory: MiB, by rank: rss of the rank, workers of its loader processes (pages that they share count in each),
-            cuda_peak allocated since the start.
+        memory: MiB, by rank: rss of the rank, workers of its child processes, the loader's above all (pages that they
+            share count in each), cuda_peak allocated since the start.
         """
         if self._ranks.device.type == "cuda":
             torch.cuda.synchronize(self._ranks.device)

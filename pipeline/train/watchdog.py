@@ -56,7 +56,7 @@ class Watchdog:
             seconds = time.monotonic() - since
             if seconds > self._exit_after_s:
                 self._say(f"{phase} at step {step} for {seconds:.0f} s: giving up (exit code {EXIT_STALLED})")
-                faulthandler.dump_traceback(sys.__stderr__)
+                faulthandler.dump_traceback(2)
                 os._exit(EXIT_STALLED)
             if seconds > self._say_after_s and place is not said:
                 said = place

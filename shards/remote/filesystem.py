@@ -142,13 +142,21 @@ class FsspecPath(RemotePath):
                     raise ConnectionError(f"{self}: {hopeless(error)}") from error
                 reason = cause(error)
             except Exception as error:
-                # The clients behind fsspec have error classes of their own (no credentials, no such host).
-                name = type(error).__name__
-                raise OSError(f"{self} cannot be read ({name}: {error}); check access and address") from error
+                # The clients behind fsspec have error classes of their own (no credentials, no such bucket).
+                if not _is_network(error):
+                    name = type(error).__name__
+                    raise OSError(f"{self} cannot be read ({name}: {error}); check access and address") from error
+                reason = cause(error)
             patience.wait(reason)
 
     def _refusal(self, error: OSError) -> PermissionError:
         return PermissionError(f"{self} is refused ({error}); check the credentials and the address")
+
+
+def _is_network(error: Exception) -> bool:
+    """Whether an error is of a lost connection, as aiohttp and botocore have them, which need not be installed."""
+    kinds = type(error).__mro__
+    return any(kind.__module__.partition(".")[0] == "aiohttp" or kind.__name__ == "HTTPClientError" for kind in kinds)
 
 
 def open_filesystem(url: str) -> AbstractFileSystem:

@@ -33,11 +33,15 @@ class Option:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What a user asked a source for. `options` holds a value for every option that the source declares."""
+    """What a user asked a source for. `options` holds a value for every option that the source declares.
+
+    With `by_default` nobody stated `source`: it is the source's home.
+    """
 
     source: Location | None
     images: Location | None
     options: Mapping[str, str]
+    by_default: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,8 @@ class Files:
         if not base.is_dir():
             return open_store(base)
         # The names of pictures are known, so a web folder need not show its own: it is the last resort.
-        there = [open_store(base / place) for place in places if (place or can_list(base)) and is_there(base / place)]
+        shown = (base / place for place in places if place or can_list(base))
+        there = [open_store(path) for path in shown if is_there(path)]
         if len(there) == 1:
             return there[0]
         if there:

@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 import open_clip
+import torch
 from open_clip.transform import PreprocessCfg, image_transform_v2
 from open_clip_train import data as open_clip_data
 from PIL import Image
@@ -119,6 +120,7 @@ def main() -> None:
     spec = {"model_cfg": {"text_cfg": {}}, "context_length": 248}
     preprocess = Preprocess(SIZE, open_clip.OPENAI_DATASET_MEAN, open_clip.OPENAI_DATASET_STD)
     tokenizer = CaptionTokenizer(spec)
+    torch.set_num_threads(1)  # as in a worker
     print(machine())
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

@@ -38,7 +38,8 @@ class S3Server:
         if self.allowed is not None and self.allowed < 0:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start_response("403 Forbidden", [("Content-Type", "application/xml")])
-            return [b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"]
+            body = b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"
+            return [] if method == "HEAD" else [body]
         self.log.append((method, path))
         answer: Iterable[bytes] = self._app(environ, start_response)
         return answer

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import math
 import resource
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -152,8 +153,10 @@ def test_a_full_disk_loses_no_line_and_does_not_end_the_run(tmp_path: Path, caps
     assert said.count("metrics.jsonl can be written again") == 1
 
 
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_events_that_cannot_be_written_do_not_end_the_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_events_that_cannot_be_written_do_not_end_the_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threading, "excepthook", lambda _: None)  # the thread that writes events dies of it
     log = RunLog(tmp_path, 8, 0, recipe(tmp_path / "recipe"))
     with files_of_at_most(0):
         log.step(step(1))

@@ -16,7 +16,7 @@ from pipeline.model import Features
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.objective import HNClipLoss, InfoNCELoss, TokenLoss
 from pipeline.train.grad_cache import FeatureCache
-from pipeline.train.meter import HostClock, Meter, Phase
+from pipeline.train.meter import CudaClock, HostClock, Meter, Phase
 from pipeline.train.terms import Terms
 
 
@@ -85,6 +85,18 @@ def test_what_the_device_has_not_reached_counts_the_next_time() -> None:
     assert phase.take() == 1.0
     clock.late = set()
     assert phase.take() == 1.0
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_gpu_is_timed_without_being_waited_for() -> None:
+    phase = Phase(CudaClock())
+    with phase:
+        torch.cuda._sleep(10**8)  # cycles: 30 ms at least
+    with phase:
+        pass
+    torch.cuda.synchronize()
+    assert phase.take() > 0.01
 
 
 # collectives ----------------------------------------------------------------------------------------------------------

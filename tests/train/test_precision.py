@@ -42,13 +42,14 @@ def reference(ranks: Ranks, tiny_set: Path, tmp_path_factory: pytest.TempPathFac
     return losses_of(folder / "runs" / "a")
 
 
+@pytest.mark.parametrize("worlds", [(2,), pytest.param((1, 4), marks=pytest.mark.long)])
 @pytest.mark.parametrize("name", [*FP32, *BF16])
-def test_it_trains_and_evaluates_on_1_2_and_4_ranks(
-    name: str, reference: list[float], ranks: Ranks, tiny_set: Path, tmp_path: Path
+def test_it_trains_and_evaluates(
+    name: str, worlds: tuple[int, ...], reference: list[float], ranks: Ranks, tiny_set: Path, tmp_path: Path
 ) -> None:
     recipe = str(write_recipe(tmp_path, tiny_set, schedule={"epochs": 5}, evaluate={"every_epochs": 5}))
     assert len(reference) == 20
-    for world in (1, 2, 4):
+    for world in worlds:
         assert ranks(world).run(train_on_rank, name, recipe, [f"run.name=on{world}"]) == [0] * world
         run = Run(tmp_path / "runs" / f"on{world}")
         found = losses_of(run.path)

@@ -44,10 +44,14 @@ def _assert_same(run: Path, other: Path) -> None:
     assert different == []
 
 
+LONG = pytest.mark.long
+
+
 @pytest.mark.parametrize(
     ("stage", "bf16", "world"),
-    [(0, False, 1), (0, False, 2), (1, False, 2), (2, False, 1), (3, False, 2), (3, False, 1)]
-    + [(stage, True, 2) for stage in range(4)],
+    [(0, False, 2), (2, False, 1), (3, False, 2), (2, True, 2)]
+    + [pytest.param(*case, marks=LONG) for case in ((0, False, 1), (1, False, 2), (3, False, 1))]
+    + [pytest.param(stage, True, 2, marks=LONG) for stage in (0, 1, 3)],
 )
 def test_bitwise_with_dropout_augmentation_and_average(
     stage: int, bf16: bool, world: int, ranks: Ranks, tiny_set: Path, tmp_path: Path
@@ -114,7 +118,7 @@ def test_a_checkpoint_set_and_read_again_is_the_same_at_every_stage(
     newest = run.latest()
     assert newest is not None
     for world in (1, 4):
-        for stage in (0, 1, 2, 3):
+        for stage in (0, 1, 2, 3) if world == 4 else (2,):
             for state in ranks(world).run(_taken_up, f"zero{stage}", recipe, str(newest.path)):
                 expected = load_file(newest.path / STATE)
                 for kind, tensors in state.items():

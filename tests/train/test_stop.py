@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from pipeline.config import load_recipe
 from pipeline.runs import Run
 from pipeline.train.entry import main
 from pipeline.train.stop import EXIT_STALLED, StopRequest
@@ -98,6 +99,12 @@ def test_a_stalled_rank_says_where_it_is_and_ends() -> None:
     assert said.startswith("stalled: rank 3 is in waiting for its loader at step 12 for 0 s; ends the run after 2 s")
     assert ended == "stalled: rank 3 is in waiting for its loader at step 12 for 2 s: giving up (exit code 75)"
     assert any("most recent call first" in line for line in stacks)
+
+
+def test_the_limits_of_a_stall_are_in_order() -> None:
+    assert load_recipe("hn", ["run.stall_after_s=null"]).run.stall_after_s is None
+    with pytest.raises(ValueError, match=r"'run': stall_exit_s 5\.0 is less than stall_after_s 10\.0"):
+        load_recipe("hn", ["run.stall_after_s=10", "run.stall_exit_s=5"])
 
 
 def test_a_rank_that_gets_on_says_nothing(capfd: pytest.CaptureFixture[str]) -> None:

@@ -51,15 +51,12 @@ def test_terms_are_logged_unweighted_and_summed_weighted() -> None:
 
 def _gammas(config: str, recipe: str) -> tuple[list[float], dict[str, object]]:
     """The margin's strength at each step of a run, and the last saturation."""
-    from pipeline.train.loop import _Meter
-
     trainer = build_on_rank(config, recipe, [])
     objective, seen = trainer.stepper.terms.objective, []
     trainer.log.step = lambda metrics: seen.append(objective.margin().live)
     batches = trainer.data.epoch(0)
-    meter = _Meter(16)
     for _ in range(4):
-        trainer._optimizer_step(batches, meter)
+        trainer._optimizer_step(batches)
     return seen, objective.saturation()
 
 

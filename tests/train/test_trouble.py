@@ -14,7 +14,15 @@ from pipeline.runs import Run
 from shards.mds import COLUMNS
 from shards.reader import ShardReader
 from tests.ranks import Ranks
-from tests.train.tiny import build_on_rank, losses_of, train_on_rank, train_recording, write_recipe, write_zero_config
+from tests.train.tiny import (
+    build_on_rank,
+    losses_of,
+    train_and_hear,
+    train_on_rank,
+    train_recording,
+    write_recipe,
+    write_zero_config,
+)
 
 
 @pytest.fixture
@@ -34,7 +42,7 @@ def damaged_set(tiny_set: Path, tmp_path: Path) -> tuple[Path, list[str]]:
 
 
 def test_bad_samples_are_replaced_alike_on_any_number_of_ranks_and_counted(
-    damaged_set: tuple[Path, list[str]], ranks: Ranks, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    damaged_set: tuple[Path, list[str]], ranks: Ranks, tmp_path: Path
 ) -> None:
     folder, bad = damaged_set
     recipe = str(write_recipe(tmp_path, folder, data={"val_split": None}))
@@ -52,9 +60,16 @@ def test_bad_samples_are_replaced_alike_on_any_number_of_ranks_and_counted(
     newest = Run(tmp_path / "runs" / "on2").latest()
     assert newest is not None
     assert json.loads((newest.path / "manifest.json").read_text())["bad_samples"] == sorted(bad)
-    warnings = [line for line in capfd.readouterr().out.splitlines() if "cannot be read" in line]
-    assert all(name in "".join(warnings) for name in bad)
-    assert any("2 so far, the run stops above 10 (data.max_bad_samples)" in line for line in warnings)
+
+
+def test_bad_samples_are_said_once(damaged_set: tuple[Path, list[str]], ranks: Ranks, tmp_path: Path) -> None:
+    folder, bad = damaged_set
+    recipe = str(write_recipe(tmp_path, folder, data={"val_split": None}))
+    (code, said), (other_code, nothing) = ranks(2).run(train_and_hear, "zero2", recipe, ["run.name=a"])
+    assert (code, other_code, nothing) == (0, 0, [])
+    warnings = [line for line in said if "cannot be read and had the next sample in its place" in line]
+    assert sum(line.count(name) for line in warnings for name in bad) == 2
+    assert warnings[-1].endswith("2 so far, the run stops above 10 (data.max_bad_samples)")
 
 
 def test_too_many_bad_samples_stop_the_run_with_their_ids(

@@ -108,3 +108,23 @@ def losses_of(run: Path) -> list[float]:
     """The loss of every logged step of a run."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [line["loss"] for line in lines if "loss" in line]
+
+
+def train_and_hear(config: str, recipe: str, overrides: list[str]) -> tuple[int | str, list[str]]:
+    """The exit code, or what the OSError that ended the run says, and the lines that this rank's log said."""
+    from pipeline.train.log import RunLog
+
+    said: list[str] = []
+    say = RunLog.say
+
+    def heard(self: Any, line: str) -> None:
+        said.append(line)
+        say(self, line)
+
+    RunLog.say = heard  # type: ignore[method-assign]
+    try:
+        return train_on_rank(config, recipe, overrides), said
+    except OSError as error:
+        return str(error), said
+    finally:
+        RunLog.say = say  # type: ignore[method-assign]
