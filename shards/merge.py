@@ -104,11 +104,12 @@ def _check(parts: Sequence[_Part]) -> None:
     for part in parts:
         if (part.receipt.content["name"], _without_part(part.receipt), part.facts["of"]) != (name, request, of):
             raise ValueError(f"{part.where} and {first.where} belong to different requests")
-        if part.facts["items"] != first.facts["items"]:
-            raise ValueError(
-                f"the source had {part.facts['items']} items when {part.where} was written and "
-                f"{first.facts['items']} for {first.where}: write one of them again"
-            )
+        for what in ("items", "pieces"):
+            if part.facts[what] != first.facts[what]:
+                raise ValueError(
+                    f"the source had {part.facts[what]} {what} when {part.where} was written and "
+                    f"{first.facts[what]} for {first.where}: write one of them again"
+                )
     numbers = [part.number for part in parts]
     for number, count in Counter(numbers).items():
         if count > 1:
@@ -121,7 +122,7 @@ def _check(parts: Sequence[_Part]) -> None:
     if not any(part.receipt.splits for part in parts):
         raise ValueError(f"not one pair is in the parts of {name}: see the rejected.jsonl of each")
     items = sum(part.receipt.content["counts"]["wanted"] for part in parts)
-    if items != first.facts["items"]:
+    if first.facts["items"] not in (None, items):
         raise ValueError(f"the parts hold {items} items, the source had {first.facts['items']}: write the parts again")
 
 

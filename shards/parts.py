@@ -1,7 +1,8 @@
 """A set in parts that any scheduler can write: which items of a source belong to part I of N.
 
-Where a source says how many items there will be, each part is a run of them. Otherwise blocks of items are dealt
-round, one to each part, and `shards.merge` puts them back in their order. Either way the merged set holds the same
+Where a source consists of pieces, such as tars, and of as many as there are parts, each part is a run of them and reads
+no other. Where a source says how many items there will be, each part is a run of those. Otherwise blocks of items are
+dealt round, one to each part, and `shards.merge` puts them back in their order. Either way the merged set holds the same
 pairs in the same order, whatever N is.
 """
 
@@ -66,13 +67,19 @@ class Share:
         self._before: Counter[str] = Counter()
         self._items = reading.wanted
         self.wanted = reading.wanted if part is None else None
-        if part is not None and reading.wanted is not None:
-            self._first, self._end = (reading.wanted * number // part.of for number in (part.number - 1, part.number))
-            self.wanted = self._end - self._first
+        self._by_pieces = part is not None and len(reading.pieces) >= part.of
+        count = len(reading.pieces) if self._by_pieces else reading.wanted
+        if part is not None and count is not None:
+            self._first, self._end = (count * number // part.of for number in (part.number - 1, part.number))
+            self.wanted = None if self._by_pieces else self._end - self._first
 
     def __iter__(self) -> Iterator[Item | BlockEnd]:
         if self._part is None:
             yield from self._reading
+        elif self._by_pieces:
+            for piece in self._reading.pieces[self._first : self._end]:
+                yield from piece()
+            yield BlockEnd()
         elif self.wanted is not None:
             for number, item in enumerate(self._reading):
                 if number >= self._end:
@@ -100,7 +107,8 @@ class Share:
         self._before = Counter(written)
 
     def record(self) -> dict[str, Any] | None:
-        """The part, the items of the whole source, and the pairs of each block by split; for the receipt."""
+        """The part; items (where known) and pieces of the whole source; the pairs of each block by split. For the receipt."""
         if self._part is None:
             return None
-        return {**self._part.record(), "items": self._items, "blocks": self._blocks}
+        counts = {"items": self._items, "pieces": len(self._reading.pieces)}
+        return {**self._part.record(), **counts, "blocks": self._blocks}

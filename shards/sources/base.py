@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -46,10 +46,20 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A source being read: its items in a stable order, and how many there will be where that is known beforehand."""
+    """A source being read: its items in a stable order, and how many there will be where that is known beforehand.
+
+    `pieces`, where a source has them, can be opened apart, such as the tars of a set; one after the other they give the
+    items. Parts of a set are runs of pieces then, and each reads its own alone.
+    """
 
     items: Iterator[Item]
     wanted: int | None = None
+    pieces: Sequence[Callable[[], Iterator[Item]]] = ()
+
+    @classmethod
+    def of(cls, pieces: Sequence[Callable[[], Iterator[Item]]], wanted: int | None = None) -> Reading:
+        """The reading of a source that has pieces."""
+        return cls((item for piece in pieces for item in piece()), wanted, pieces)
 
     def __iter__(self) -> Iterator[Item]:
         return self.items

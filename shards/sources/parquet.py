@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from shards.location import Location
@@ -50,7 +51,7 @@ class Columns:
 def read(request: Request) -> Reading:
     """Stream the files, in the order of their names."""
     files = source_files(request, "parquet", NEEDS, ".parquet")
-    return Reading((item for file in files for item in _items(file, request.options)), count_rows(files))
+    return Reading.of([partial(_items, file, request.options) for file in files], count_rows(files))
 
 
 def _items(place: Location, options: Mapping[str, str]) -> Iterator[Item]:

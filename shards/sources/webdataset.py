@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 from shards.location import Location
@@ -37,7 +38,7 @@ _OWN = re.compile(r"(.+)-\d{6}\.tar")
 def read(request: Request) -> Reading:
     """Read every tar once, in the order of their names."""
     tars = source_files(request, "webdataset", NEEDS, ".tar", ".tar.gz", ".tgz")
-    return Reading(item for tar in tars for item in _items(tar, request.options))
+    return Reading.of([partial(_items, tar, request.options) for tar in tars])
 
 
 def _items(tar: Location, options: Mapping[str, str]) -> Iterator[Item]:

@@ -1,15 +1,18 @@
-"""A small set, written from a list of rows with its pictures beside it."""
+"""A small set, written from a list of rows with its pictures beside it; a web server, and a store."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import pytest
 
 from shards.report import Report
 from shards.writer import write_set
+from tests.shards.http_server import WebServer, serving
 from tests.shards.layouts import write_jsonl, write_tree
 
 Write = Callable[..., Report]
@@ -25,6 +28,24 @@ def write(tmp_path: Path) -> Write:
         return write_set("pairs", source=str(source), out=str(tmp_path / "out"), **kwargs)
 
     return run
+
+
+@pytest.fixture
+def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
+    monkeypatch.setenv("PIPELINE_HTTP_BACKOFF", "0.001")
+    monkeypatch.setenv("PIPELINE_HTTP_TIMEOUT", "20")
+    with serving() as server:
+        yield server
+
+
+@pytest.fixture
+def memory() -> Iterator[str]:
+    """A folder in fsspec's file system in memory."""
+    name = uuid.uuid4().hex
+    yield f"memory://{name}"
+    filesystem = fsspec.filesystem("memory")
+    if filesystem.exists(f"/{name}"):
+        filesystem.rm(f"/{name}", recursive=True)
 
 
 def row(image: str, caption: Any = "a caption", **more: Any) -> dict[str, Any]:

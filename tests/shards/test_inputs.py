@@ -1,82 +1,19 @@
-"""The same set from a folder, from the web and from a store: the same shards, byte for byte."""
+"""The same set from a folder and from the web: the same shards, byte for byte."""
 
 from __future__ import annotations
 
 import json
-import random
-import sys
-import uuid
 from collections import deque
-from collections.abc import Iterator
 from pathlib import Path
-from typing import ClassVar
 
-import fsspec
 import pytest
-from fsspec.implementations.memory import MemoryFileSystem
 
-from shards.location import location
-from shards.pair import Missing
-from shards.remote.base import RemotePath
 from shards.writer import write_set
-from tests.shards.http_server import WebServer, answer, cut, ended, serving, stalled
+from tests.shards.elsewhere import content, docci, publish
+from tests.shards.http_server import WebServer, answer, cut, ended, stalled
 from tests.shards.layouts import jpeg, write_jsonl, write_tar, write_tree, write_zip
-from tests.shards.layouts_dense import docci_files, goal_test, urban1k_files
+from tests.shards.layouts_dense import docci_files, urban1k_files
 from tests.shards.reading import pairs, read_items, reasons
-from tests.shards.real import picture
-from tests.shards.s3 import BUCKET, serve_s3
-
-
-@pytest.fixture
-def web(monkeypatch: pytest.MonkeyPatch) -> Iterator[WebServer]:
-    monkeypatch.setenv("PIPELINE_HTTP_BACKOFF", "0.001")
-    monkeypatch.setenv("PIPELINE_HTTP_TIMEOUT", "20")
-    with serving() as server:
-        yield server
-
-
-@pytest.fixture
-def memory() -> Iterator[str]:
-    """A folder in fsspec's file system in memory."""
-    name = uuid.uuid4().hex
-    yield f"memory://{name}"
-    filesystem = fsspec.filesystem("memory")
-    if filesystem.exists(f"/{name}"):
-        filesystem.rm(f"/{name}", recursive=True)
-
-
-def publish(web: WebServer, prefix: str, folder: Path) -> str:
-    """Put the files of a folder on the web; gives the folder's address."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            web.files[f"{prefix}/{path.relative_to(folder).as_posix()}"] = path.read_bytes()
-    return web.url(f"{prefix}/")
-
-
-def upload(url: str, folder: Path) -> str:
-    filesystem, root = fsspec.url_to_fs(url)
-    for path in folder.rglob("*"):
-        if path.is_file():
-            filesystem.pipe(f"{root}/{path.relative_to(folder).as_posix()}", path.read_bytes())
-    return url
-
-
-def content(out: Path) -> dict[str, bytes]:
-    """Every file of a set but its manifest, which names the source."""
-    return {
-        path.relative_to(out).as_posix(): path.read_bytes()
-        for path in out.rglob("*")
-        if path.is_file() and path.name != "manifest.json"
-    }
-
-
-def docci(root: Path) -> Path:
-    """DOCCI as it lies at its official place; a large file comes first, so that what looks at the tar sees a part."""
-    lists, pictures = docci_files()
-    folder = write_tree(root / "docci", lists)
-    write_tar(folder / "docci_images.tar.gz", {"README": random.Random(3).randbytes(3_000_000), **pictures}, "w:gz")
-    return folder
-
 
 # the web --------------------------------------------------------------------------------------------------------------
 
@@ -209,145 +146,3 @@ def test_urban1k_without_source_is_read_out_of_its_zip(web: WebServer, tmp_path:
     assert {id: pair.image for id, pair in found.items()} == {
         id: files[f"Urban1k/image/{id}.jpg"] for id in ("1", "2", "3", "10")
     }
-
-
-# stores and receipts --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["folder", "tar", "tar.gz", "zip"])
-def test_a_set_from_a_store_is_the_local_one(kind: str, memory: str, tmp_path: Path) -> None:
-    lists, pictures = docci_files()
-    folder = write_tree(tmp_path / "docci", lists)
-    if kind == "folder":
-        write_tree(folder, pictures)
-    elif kind == "zip":
-        write_zip(tmp_path / "docci_images.zip", pictures)
-    else:
-        write_tar(folder / "docci_images.tar.gz", pictures, "w:gz" if kind == "tar.gz" else "w")
-    images = str(tmp_path / "docci_images.zip") if kind == "zip" else None
-    write_set("docci", source=str(folder), images=images, out=str(tmp_path / "local"))
-    source = upload(f"{memory}/docci", tmp_path / "docci")
-    if images:
-        fsspec.filesystem("memory").put(images, f"{memory}/docci_images.zip")
-        images = f"{memory}/docci_images.zip"
-    write_set("docci", source=source, images=images, out=str(tmp_path / "store"))
-    assert content(tmp_path / "store") == content(tmp_path / "local")
-
-
-def test_a_store_is_listed_where_names_differ(memory: str, tmp_path: Path) -> None:
-    rows = goal_test()
-    pictures = {f"deep/photos/sa_{number}.jpg": picture(number) for number in (1, 2, 3)}
-    source = write_tree(tmp_path / "goal", {"test.json": json.dumps(rows).encode()}) / "test.json"
-    images = upload(memory, write_tree(tmp_path / "pictures", pictures))
-    found = pairs(read_items("goal-json", source, images))
-    assert [pair.image for pair in found.values()] == list(pictures.values())
-    lists = upload(f"{memory}/lists", tmp_path / "goal")
-    again = pairs(read_items("goal-json", None, images, test=f"{lists}/test.json"))
-    assert again == found
-
-
-def test_a_receipt_says_what_was_read_and_notices_a_newer_file(web: WebServer, memory: str, tmp_path: Path) -> None:
-    rows = [{"image": "1.jpg", "caption": "x"}]
-    folder = write_tree(tmp_path / "in", {"1.jpg": picture(1)})
-    write_jsonl(folder / "list.jsonl", rows)
-    publish(web, "set", folder)
-    web.etags["set/list.jsonl"] = '"one"'
-    arguments = {"source": web.url("set/list.jsonl?token=S3CR3T"), "out": str(tmp_path / "out")}
-    write_set("pairs", **arguments)
-    manifest = (tmp_path / "out" / "manifest.json").read_text()
-    size = len(web.files["set/list.jsonl"])
-    assert json.loads(manifest)["request"]["source"] == {
-        "url": web.url("set/list.jsonl"),
-        "bytes": size,
-        "etag": '"one"',
-    }
-    assert "S3CR3T" not in manifest
-    arguments["source"] = web.url("set/list.jsonl?token=AN0TH3R")
-    assert write_set("pairs", **arguments).already_there
-    web.etags["set/list.jsonl"] = '"two"'
-    with pytest.raises(ValueError, match=r"source 'http.*/set/list\.jsonl' has changed since"):
-        write_set("pairs", **arguments)
-    upload(memory, folder)
-    write_set("pairs", source=f"{memory}/list.jsonl", out=str(tmp_path / "store"))
-    stored = json.loads((tmp_path / "store" / "manifest.json").read_text())["request"]["source"]
-    assert (stored["url"], stored["bytes"]) == (f"{memory}/list.jsonl", size)
-
-
-def test_places_that_are_not_there_or_not_known(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FileNotFoundError, match=rf"{memory}/x\.jsonl does not exist; check the address.* pairs needs:"):
-        read_items("pairs", f"{memory}/x.jsonl")
-    with pytest.raises(ValueError, match=r"nosuch://a/b cannot be opened: Protocol not known: nosuch"):
-        location("nosuch://a/b")
-    monkeypatch.setitem(sys.modules, "gcsfs", None)  # as where it is not installed
-    with pytest.raises(ValueError, match=r"gs:// needs a package that is not installed: pip install gcsfs"):
-        location("gs://bucket/set")
-    assert location("file:///data/a%20b.tar") == Path("/data/a b.tar")
-    assert location("~/x") == Path("~/x").expanduser()
-
-
-def test_a_picture_that_a_store_lacks_is_missing(memory: str, tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "list.jsonl", [{"image": name, "caption": "x"} for name in ("1.jpg", "2.jpg")])
-    upload(memory, write_tree(tmp_path / "in", {"1.jpg": picture(1)}))
-    first, second = read_items("pairs", source, memory)
-    assert first.image == picture(1)
-    assert isinstance(second, Missing)
-    assert second.reason == f"not in {memory}, which holds 1 files: 1.jpg"
-
-
-def test_a_set_from_s3_is_the_local_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = docci(tmp_path)
-    write_set("docci", source=str(folder), out=str(tmp_path / "local"))
-    with serve_s3(monkeypatch) as server:
-        for path in folder.iterdir():
-            server.client().put_object(Bucket=BUCKET, Key=f"in/{path.name}", Body=path.read_bytes())
-        write_set("docci", source=f"s3://{BUCKET}/in", out=str(tmp_path / "store"))
-        assert content(tmp_path / "store") == content(tmp_path / "local")
-        with pytest.raises(FileNotFoundError, match=rf"s3://{BUCKET}/none\.tar does not exist; check the address"):
-            read_items("docci", f"s3://{BUCKET}/none.tar")
-        server.allowed = -1
-        fsspec.get_filesystem_class("s3").clear_instance_cache()
-        with pytest.raises(PermissionError, match=rf"s3://{BUCKET}/in/x\.tar is refused .*check the credentials"):
-            read_items("docci", f"s3://{BUCKET}/in/x.tar")
-
-
-class Unsteady(MemoryFileSystem):
-    """The file system in memory behind a connection that breaks as often as `breaks` says."""
-
-    protocol = "unsteady"
-    cachable = False
-    breaks: ClassVar[list[Exception]] = []
-
-    @classmethod
-    def _strip_protocol(cls, path: str) -> str:
-        return "/" + path.removeprefix("unsteady://").strip("/")
-
-    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **kwargs: object) -> bytes:
-        if self.breaks:
-            raise self.breaks.pop()
-        data: bytes = super().cat_file(path, start, end, **kwargs)
-        return data
-
-
-def test_a_store_is_asked_again_after_what_passes(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    cut_off = pytest.importorskip("aiohttp").ClientPayloadError("cut off")
-    monkeypatch.setenv("PIPELINE_HTTP_BACKOFF", "0.001")
-    monkeypatch.setenv("PIPELINE_HTTP_TRIES", "3")
-    fsspec.register_implementation("unsteady", Unsteady, clobber=True)
-    data = bytes(range(256)) * 40_000  # three blocks
-    place = location("unsteady://x/data.bin")
-    assert isinstance(place, RemotePath)
-    fsspec.filesystem("memory").pipe("/x/data.bin", data)
-    try:
-        Unsteady.breaks[:] = [ConnectionResetError("reset by peer"), cut_off]
-        with place.open() as file:
-            assert file.read() == data
-        assert "unsteady://x/data.bin: reset by peer; try 3 of 3 in 0.0 s" in capsys.readouterr().err
-        Unsteady.breaks[:] = [ConnectionResetError("reset by peer")] * 3
-        with pytest.raises(ConnectionError, match=r"data\.bin: reset by peer; given up after 3 tries"):
-            place.read_bytes()
-        Unsteady.breaks[:] = [RuntimeError("no credentials")]
-        with pytest.raises(OSError, match=r"data\.bin cannot be read \(RuntimeError: no credentials\); check access"):
-            place.read_bytes()
-    finally:
-        Unsteady.breaks.clear()
-        fsspec.filesystem("memory").rm("/x", recursive=True)

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +39,7 @@ def write_parts(folder: Path, of: int, **more: Any) -> list[str]:
     return [str(out) for out in outs]
 
 
-@pytest.fixture(params=["count known", "count unknown"])
+@pytest.fixture(params=["count known", "count unknown", "pieces"])
 def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Arguments of `write_set` for a source that says how many items it has, and for one that does not."""
     if request.param == "count known":
@@ -53,7 +55,12 @@ def source(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
             else:
                 yield Pair(f"p{number}", jpeg(number), [f"caption {number}"], split)
 
-    unknown = Source(name="counted", summary="", licence="", needs="", read=lambda _: Reading(items()))
+    def read(_: Any) -> Reading:
+        if request.param == "count unknown":
+            return Reading(items())
+        return Reading.of([lambda first=first: islice(items(), first, first + 5) for first in range(0, 41, 5)])
+
+    unknown = Source(name="counted", summary="", licence="", needs="", read=read)
     monkeypatch.setattr(writer, "get_source", lambda _: unknown)
     monkeypatch.setattr(parts_module, "BLOCK", 4)
     return {"name": "counted", "options": {}, "allow_missing": 5}
@@ -144,6 +151,22 @@ def test_parts_of_a_source_that_changed_in_between_do_not_fit(tmp_path: Path, mo
     write_set("growing", out=str(tmp_path / "b"), part=Part(2, 2))
     with pytest.raises(ValueError, match=r"the source had 12 items when .*b was written and 10 for .*a"):
         merge_parts(str(tmp_path / "merged"), [str(tmp_path / "a"), str(tmp_path / "b")])
+
+
+def test_a_part_opens_no_piece_but_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened: list[int] = []
+
+    def piece(number: int) -> Iterator[Item]:
+        opened.append(number)
+        yield Pair(f"{number}", jpeg(number), ["x"], "train")
+
+    def read(_: Any) -> Reading:
+        return Reading.of([partial(piece, number) for number in range(8)])
+
+    source = Source(name="tars", summary="", licence="", needs="", read=read)
+    monkeypatch.setattr(writer, "get_source", lambda _: source)
+    write_set("tars", out=str(tmp_path / "out"), part=Part(2, 3))
+    assert opened == [2, 3, 4]
 
 
 @pytest.mark.parametrize("text", ["0/3", "4/3", "2", "a/b", "1/0"])
