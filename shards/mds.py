@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
+from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -30,7 +31,9 @@ HASHES = ("xxh64",)
 SHARD_SIZE = 1 << 26
 
 _SMALL = 1 << 14
-"""Bytes; the pieces of a smaller sample are joined: a Python object costs more than the copy."""
+"""Bytes; smaller samples are joined, up to `_JOINED`: so many Python objects would cost more than the copies."""
+
+_JOINED = 1 << 20
 
 _LARGEST = 1 << 32
 """Offsets in a shard are 32 bits wide."""
@@ -105,7 +108,7 @@ class ClosedShard:
 
     split: str
     spec: dict[str, Any]
-    chunks: list[bytes]
+    chunks: list[bytes | bytearray]
     contents: bytes
 
     @property
@@ -127,9 +130,9 @@ class OpenShard:
     split: str
     number: int
     format: ShardFormat
-    sizes: list[int] = field(default_factory=list)
-    pieces: list[bytes] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
+    sizes: array[int] = field(default_factory=lambda: array("I"))
+    pieces: list[bytes | bytearray] = field(default_factory=list)
+    lines: bytearray = field(default_factory=bytearray)
     size: int = 0
 
     def fits(self, sample: list[bytes]) -> bool:
@@ -142,8 +145,13 @@ class OpenShard:
         size = sum(map(len, sample))
         self.sizes.append(size)
         self.size += size + 4
-        self.pieces += sample if size > _SMALL else [b"".join(sample)]
-        self.lines.append(line)
+        if size > _SMALL:
+            self.pieces += sample
+        else:
+            if not self.pieces or not isinstance(self.pieces[-1], bytearray) or len(self.pieces[-1]) > _JOINED:
+                self.pieces.append(bytearray())
+            self.pieces[-1] += b"".join(sample)
+        self.lines += line.encode()
 
     def close(self) -> ClosedShard:
         """Lay out, compress and hash the shard."""
@@ -152,7 +160,7 @@ class OpenShard:
         for size in self.sizes:
             offsets.append(offset := offset + size)
         head = struct.pack(f"<{len(offsets) + 1}I", len(self.sizes), *offsets) + self.format.header
-        chunks = [head, *self.pieces]
+        chunks: list[bytes | bytearray] = [head, *self.pieces]
         name = f"shard.{self.number:05}.mds"
         spec = {"samples": len(self.sizes), "raw_data": self._facts(name, chunks), "zip_data": None}
         if self.format.compression is not None:
@@ -161,9 +169,9 @@ class OpenShard:
             chunks = [compress(self.format.compression, b"".join(chunks))]
             name += f".{get_compression_extension(self.format.compression)}"
             spec["zip_data"] = self._facts(name, chunks)
-        return ClosedShard(self.split, spec | self.format.config, chunks, "".join(self.lines).encode())
+        return ClosedShard(self.split, spec | self.format.config, chunks, bytes(self.lines))
 
-    def _facts(self, name: str, chunks: Iterable[bytes]) -> dict[str, Any]:
+    def _facts(self, name: str, chunks: Iterable[bytes | bytearray]) -> dict[str, Any]:
         hashers = {algorithm: hasher(algorithm) for algorithm in self.format.hashes}
         size = 0
         for chunk in chunks:

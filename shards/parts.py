@@ -2,8 +2,8 @@
 
 Where a source consists of pieces, such as tars, and of as many as there are parts, each part is a run of them and reads
 no other. Where a source says how many items there will be, each part is a run of those. Otherwise blocks of items are
-dealt round, one to each part, and `shards.merge` puts them back in their order. Either way the merged set holds the same
-pairs in the same order, whatever N is.
+dealt round, one to each part, and `shards.merge` puts them back in their order. In each case the merged set holds the
+same pairs in the same order, whatever N is.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Share:
         self._before = Counter(written)
 
     def record(self) -> dict[str, Any] | None:
-        """The part; items (where known) and pieces of the whole source; the pairs of each block by split. For the receipt."""
+        """For the receipt: the part, items (where known) and pieces of the whole source, pairs of each block by split."""
         if self._part is None:
             return None
         counts = {"items": self._items, "pieces": len(self._reading.pieces)}

@@ -107,7 +107,11 @@ def test_a_rank_that_fails_ends_all_with_its_own_error_on_top(tiny_set: Path, tm
     script = tmp_path / "failing.py"
     script.write_text(FAILING.format(repository=str(REPOSITORY)))
     launched = _launch("--config", "zero2.json", "--recipe", recipe, script=str(script))
-    output, _ = launched.communicate(timeout=300)
+    try:
+        output, _ = launched.communicate(timeout=900)
+    finally:
+        if launched.poll() is None:
+            os.killpg(launched.pid, signal.SIGKILL)
     assert launched.returncode != 0
     errors = [line for line in output.splitlines() if line.startswith(("RuntimeError", "rank 0: another rank is gone"))]
     assert errors[0] == "RuntimeError: the second rank's own trouble", output[-3000:]
