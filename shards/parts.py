@@ -107,7 +107,7 @@ class Share:
         self._before = Counter(written)
 
     def record(self) -> dict[str, Any] | None:
-        """For the receipt: the part, items (where known) and pieces of the whole source, pairs of each block by split."""
+        """For the receipt: the part, items (where known) and pieces of the source, pairs of each block by split."""
         if self._part is None:
             return None
         counts = {"items": self._items, "pieces": len(self._reading.pieces)}
