@@ -125,7 +125,9 @@ class RunConfig(Section):
     name: str | None = Field(None, description="folder under root; the recipe's name, numbered, when not given")
     seed: int = 42
     log_every: PositiveInt = 10
-    stall_after_s: PositiveFloat | None = Field(300, description="a rank in one place for so long says where; null: off")
+    stall_after_s: PositiveFloat | None = Field(
+        300, description="a rank in one place for so long says where; null: off"
+    )
     stall_exit_s: PositiveFloat = Field(1800, description="and for so long ends the run with exit code 75")
 
     @model_validator(mode="after")
