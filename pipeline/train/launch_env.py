@@ -1,4 +1,4 @@
-"""Which rank this process is, from the variables of what launched it: DeepSpeed, torchrun, Slurm, Kubernetes or none."""
+"""Which rank this process is, from the variables of its launcher: DeepSpeed, torchrun, Slurm, Kubernetes or none."""
 
 from __future__ import annotations
 
