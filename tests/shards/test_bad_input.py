@@ -11,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from shards.checking import MAX_CAPTION
 from shards.reader import ShardReader
 from shards.verify import verify_set
-from shards.writer import MAX_CAPTION, write_set
+from shards.writer import write_set
 from tests.shards.conftest import Write, row, siblings
 from tests.shards.layouts import encoded, write_jsonl, write_tar, write_tree
 from tests.shards.layouts_dense import docci_files
