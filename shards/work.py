@@ -52,9 +52,11 @@ class Work(ABC):
         try:
             yield
         finally:
-            if self._begun and not self.closed:
-                self.drop()
-            lock.release()
+            try:
+                if self._begun and not self.closed:
+                    self.drop()
+            finally:  # what cannot be dropped now, by revoked credentials say, must not hold the place as well
+                lock.release()
 
     def begin(self, asked: dict[str, Any]) -> str | None:
         """Take up what an earlier run of the same request left. Returns what to say about it.

@@ -104,6 +104,15 @@ def test_no_access_from_the_beginning(s3: S3Server, source: dict[str, str]) -> N
         write(source, "s3://no-such-bucket/x")
 
 
+@pytest.mark.parametrize("allowed", [2, 3, 4])
+def test_access_lost_before_the_first_shard_holds_nothing(s3: S3Server, source: dict[str, str], allowed: int) -> None:
+    s3.allowed = allowed
+    with pytest.raises(OSError, match=r"access denied"):
+        write(source, OUT)
+    s3.allowed = None
+    assert sum(write(source, OUT).written.values()) > 0
+
+
 def test_overwriting_and_a_dropped_write_leave_only_the_new_set(
     s3: S3Server, source: dict[str, str], tmp_path: Path
 ) -> None:
