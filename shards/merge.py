@@ -18,7 +18,7 @@ from shards.mirror import fetch
 from shards.output import open_work
 from shards.parts import Part
 from shards.reader import resolve_set
-from shards.receipt import Receipt, fingerprint, read_receipt, save_receipt
+from shards.receipt import MANIFEST, Receipt, fingerprint, read_receipt, save_receipt
 from shards.report import Report
 from shards.work import Work, written_before
 
@@ -44,6 +44,8 @@ def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False, allow_m
     _check(found)
     first = found[0].receipt.content
     asked = {"name": first["name"], "request": _without_part(found[0].receipt)}
+    # Closed shards of a plain write, or of a merge of other parts, are not those that this one would put there.
+    journal = asked | {"merged": [fingerprint(part.folder / MANIFEST) for part in found]}
     work = open_work(out)
     missing = sum(part.receipt.content["counts"]["missing"] for part in found)
     if allow_missing is not None and missing > allow_missing:
@@ -56,9 +58,9 @@ def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False, allow_m
     with work.held():
         report = written_before(work, asked, overwrite, allow_missing=missing)
         if report is not None:
-            work.tidy(asked)
+            work.tidy(journal)
             return report
-        work.begin(asked)
+        work.begin(journal)
         content = _merge(found, work)
         save_receipt(work.folder, content)
         work.publish()

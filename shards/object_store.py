@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -85,14 +85,15 @@ class ObjectWork(Work):
         for name in sorted(files, key=lambda name: (name == MANIFEST, name.endswith(INDEX), name)):
             self._do(self._fs.put_file, str(self.folder / name), f"{self._root}/{name}")
         self.closed = {}
-        self.drop()
+        self._begun = False  # a store whose listings lag might not show the manifest yet: nothing of the set is dropped
+        self._remove_journals(self._files())
 
     def drop(self) -> None:
         """See `Work`. Shards go before the journal that knows of them."""
         files = self._files()
         if MANIFEST not in files:
             self._remove([name for name in files if not name.startswith(f"{_WRITING}/")])
-        self._remove([name for name in files if name.startswith(f"{_WRITING}/")])
+        self._remove_journals(files)
 
     def _load(self, asked: dict[str, Any]) -> tuple[dict[str, Any] | None, Specs]:
         files = self._files()
@@ -142,6 +143,9 @@ class ObjectWork(Work):
 
     def _put(self, name: str, data: bytes) -> None:
         self._do(self._fs.pipe_file, f"{self._root}/{name}", data)
+
+    def _remove_journals(self, files: Iterable[str]) -> None:
+        self._remove([name for name in files if name.startswith(f"{_WRITING}/")])
 
     def _remove(self, names: list[str]) -> None:
         if names:

@@ -64,8 +64,8 @@ class Work(ABC):
         Raises:
             OSError: It cannot be read or written.
         """
-        self._begun = True
         there, self.closed = self._load(asked)
+        self._begun = True  # not before: what could not be taken up is not ours to drop
         if there is not None and there != asked:
             self.restart(asked)
             return f"an unfinished write of another request was at {self.where}: dropped"

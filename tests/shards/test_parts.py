@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,9 +22,10 @@ from shards.parts import Part
 from shards.reader import ShardReader
 from shards.sources.base import Reading, Source
 from shards.verify import verify_set
+from shards.work import Work
 from shards.writer import write_set
 from tests.shards.layouts import jpeg
-from tests.shards.resume import OPTIONS, SMALL, leftovers, make_source
+from tests.shards.resume import OPTIONS, SMALL, leftovers, make_source, tree
 
 
 def samples(folder: Path) -> dict[str, list[dict[str, Any]]]:
@@ -86,6 +88,50 @@ def test_merged_parts_are_the_whole(of: int, source: dict[str, Any], tmp_path: P
         assert len(lines) in (0, 2)
         assert len({tuple(sorted(path.read_text().splitlines())) for path in lines}) <= 1
     assert leftovers(tmp_path / "merged") == []
+
+
+@contextmanager
+def stopping_after(count: int) -> Iterator[None]:
+    """A write or merge inside is interrupted when it stores another shard."""
+    stored, store = [], Work.store
+
+    def store_or_stop(self: Work, *args: Any) -> None:
+        if len(stored) == count:
+            raise KeyboardInterrupt
+        stored.append(args)
+        store(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Work, "store", store_or_stop)
+        yield
+
+
+@pytest.mark.parametrize("before", ["write", "merge of others", "merge of the same"])
+def test_a_merge_takes_only_its_own_shards_for_its_own(before: str, tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in")
+    parts, others = (write_parts(tmp_path, of, **source) for of in (6, 4))
+    out = str(tmp_path / "merged")
+    with stopping_after(4):
+        if before == "write":
+            write_set(out=out, options=OPTIONS, format=SMALL, **source)
+        else:
+            merge_parts(out, others if before == "merge of others" else parts)
+    assert leftovers(tmp_path / "merged") == [".merged.writing"]
+    merge_parts(out, parts)
+    write_set(out=str(tmp_path / "whole"), options=OPTIONS, format=SMALL, **source)
+    assert samples(tmp_path / "merged") == samples(tmp_path / "whole")
+    assert verify_set(tmp_path / "merged").ok
+    assert leftovers(tmp_path / "merged") == []
+
+
+def test_a_write_does_not_go_on_with_the_shards_of_a_merge(tmp_path: Path) -> None:
+    source = make_source(tmp_path / "in")
+    parts = write_parts(tmp_path, 6, **source)
+    with stopping_after(4):
+        merge_parts(str(tmp_path / "out"), parts)
+    for name in ("out", "whole"):
+        write_set(out=str(tmp_path / name), options=OPTIONS, format=SMALL, **source)
+    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def test_a_merged_set_answers_the_request_of_the_whole(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from shards.local import LocalWork
 from shards.mds import ShardFormat
 from shards.report import Progress
 from shards.verify import verify_set
@@ -54,6 +55,24 @@ def test_the_next_run_goes_on_and_gives_the_same_bytes(
     )
     assert leftovers(tmp_path / "out") == []
     assert verify_set(tmp_path / "out").ok
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
+def test_a_run_that_cannot_take_up_what_is_there_leaves_it(
+    error: type[BaseException], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = make_source(tmp_path / "in")
+    with pytest.raises(KeyboardInterrupt):
+        write(source, tmp_path / "out", progress=stop_after(35, KeyboardInterrupt))
+
+    def fails(*_: Any) -> None:
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalWork, "_trim", fails)
+        with pytest.raises(error):
+            write(source, tmp_path / "out")
+    assert write(source, tmp_path / "out").went_on_after > 0
 
 
 def test_stops_again_and_again(tmp_path: Path) -> None:
@@ -158,9 +177,12 @@ def test_a_worker_that_dies_is_an_error(tmp_path: Path) -> None:
 
     source = make_source(tmp_path / "in", 400)
 
+    others = multiprocessing.active_children()  # the session's own ranks, which later tests use
+
     def kill(progress: Progress) -> None:
         for child in multiprocessing.active_children():
-            child.kill()
+            if child not in others:
+                child.kill()
 
     with pytest.raises(OSError, match="a worker process died"):
         write(source, tmp_path / "out", workers=2, progress=kill)
