@@ -55,7 +55,7 @@ def shards_write(
     workers: Annotated[int, typer.Option(min=1, help="Processes that check pictures; the set is the same.")] = 1,
     compression: Annotated[str, typer.Option(help="Of shards: none, zstd, zstd:7, gz, br, bz2, snappy.")] = "none",
     hashes: Annotated[str, typer.Option(help="Of shards, separated by commas: xxh64, sha256, ..., or none.")] = "xxh64",
-    shard_size: Annotated[float, typer.Option(help="MiB at which a shard is full.")] = 64,
+    shard_size: Annotated[float, typer.Option(max=4096, help="MiB at which a shard is full.")] = 64,
     part: Annotated[
         str | None, typer.Option(metavar="I/N", help="Only this share; see `pipeline shards merge`.")
     ] = None,

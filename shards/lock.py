@@ -6,6 +6,8 @@ import errno
 import fcntl
 import os
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 _LOCK = "lock"
@@ -45,6 +47,19 @@ class FolderLock:
             (self.folder / _LOCK).unlink(missing_ok=True)
             self.folder.rmdir()
         os.close(self._descriptor)
+
+
+@contextmanager
+def waiting(path: Path) -> Iterator[None]:
+    """Be the only process inside for this file, which is made and stays; others wait for their turn."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_LOCKS:
+                raise
+        yield
 
 
 def _lock(descriptor: int, what: str) -> bool:

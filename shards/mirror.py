@@ -23,8 +23,10 @@ import xxhash
 from shards.contents import CONTENTS
 from shards.index import INDEX, chunks_of, facts_problem
 from shards.location import Location, location
+from shards.lock import waiting
 from shards.mds import stored
 from shards.receipt import MANIFEST
+from shards.remote.base import RemotePath
 
 ORIGIN = "origin.json"
 _NOTES = ("rejected.jsonl", "missing.jsonl")
@@ -49,25 +51,29 @@ def mirror(address: str, cache: Path | None = None) -> Path:
         OSError: It cannot be read.
     """
     place = location(address)
+    if isinstance(place, RemotePath) and place.url != str(place):
+        raise ValueError(
+            f"{place}: a set is read through its address alone, which must not hold a password or signature: state "
+            "them as its file system takes them (environment, configuration file, .netrc)"
+        )
     try:
         manifest = (place / MANIFEST).read_bytes()
     except FileNotFoundError as error:
-        raise ValueError(f"{address} holds no {MANIFEST}: it is no set of shards, or not complete yet") from error
+        raise ValueError(f"{place} holds no {MANIFEST}: it is no set of shards, or not complete yet") from error
     name = f"{place.name}-{xxhash.xxh3_64_hexdigest(str(place).encode())}"
     folder = (cache or cache_dir()) / name
     if _content(folder / MANIFEST) == manifest:
         return folder
-    fresh = folder.with_name(f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
-    try:
-        _copy_small_files(place, manifest, fresh)
-        shutil.rmtree(folder, ignore_errors=True)
+    with waiting(folder.with_name(f".{name}.lock")):
+        if _content(folder / MANIFEST) == manifest:
+            return folder  # another process has made it meanwhile, and may be reading it already
+        fresh = folder.with_name(f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
         try:
+            _copy_small_files(place, manifest, fresh)
+            shutil.rmtree(folder, ignore_errors=True)
             os.rename(fresh, folder)
-        except OSError:
-            if _content(folder / MANIFEST) != manifest:  # else another process was faster
-                raise
-    finally:
-        shutil.rmtree(fresh, ignore_errors=True)
+        finally:
+            shutil.rmtree(fresh, ignore_errors=True)
     return folder
 
 

@@ -26,7 +26,7 @@ from shards.contents import CONTENTS
 from shards.index import INDEX
 from shards.mds import ClosedShard, stored
 from shards.receipt import MANIFEST, Receipt, parse_receipt
-from shards.remote.filesystem import open_filesystem
+from shards.remote.filesystem import open_filesystem, without_password
 from shards.work import Specs, Work
 
 _WRITING = ".writing"
@@ -40,7 +40,7 @@ class ObjectWork(Work):
         self._url = url.rstrip("/")
         key = xxhash.xxh3_64_hexdigest(self._url.encode())
         home = Path(tempfile.gettempdir()) / f"hn-clip-{os.getuid()}" / f"{key}.writing"
-        super().__init__(self._url, home, home / "set")
+        super().__init__(without_password(self._url), home, home / "set")
         self._fs = open_filesystem(self._url)
         self._root = str(self._fs._strip_protocol(self._url))
         self._journal = ""

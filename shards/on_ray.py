@@ -60,7 +60,7 @@ def write_on_ray(
             raise ConnectionError("no Ray cluster runs here, and RAY_ADDRESS names none: ray start --head") from error
     try:
         of = num_parts or max(1, int(ray.cluster_resources().get("CPU", 1)))
-        places = [f"{target}.parts/{number}-of-{of}" for number in range(1, of + 1)]
+        places = [Part(number, of).place(target) for number in range(1, of + 1)]
         task = ray.remote(_write_part)
         running = {
             task.remote(

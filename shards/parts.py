@@ -51,6 +51,10 @@ class Part:
         """The part as a receipt keeps it."""
         return asdict(self)
 
+    def place(self, whole: str) -> str:
+        """Where it is written when nobody says: never where the whole set belongs."""
+        return f"{whole}.parts/{self.number}-of-{self.of}"
+
 
 @dataclass(frozen=True, slots=True)
 class BlockEnd:

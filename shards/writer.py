@@ -58,7 +58,8 @@ def write_set(
         name: A source in `shards.sources.SOURCES`.
         source: File or folder of the data; each source has a default or says what it needs.
         images: Folder or archive of the pictures, for sources that take one.
-        out: Folder or object store (any URL that fsspec knows) to write to, `data/mds/<name>` by default.
+        out: Folder or object store (any URL that fsspec knows) to write to, `data/mds/<name>` by default; a part goes
+            to a folder of its own in `data/mds/<name>.parts`.
         options: The source's own options, by name.
         check: How closely each picture is looked at before it is written: see `shards.images.check_image`.
         overwrite: Whether a set that is there, made by another request, is replaced.
@@ -86,7 +87,8 @@ def write_set(
     chosen, request, asked = prepare(
         name, source=source, images=images, options=options, check=check, format=format, part=part
     )
-    work = open_work(out or str(SETS / name))
+    whole = str(SETS / name)
+    work = open_work(out or (part.place(whole) if part else whole))
     found = written_before(work, asked, overwrite, allow_missing)
     if found is not None and not work.is_left():
         return found

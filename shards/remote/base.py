@@ -39,6 +39,9 @@ class Version:
 class RemotePath(ABC):
     """A place in a remote store. `str()` is its address without what gives access."""
 
+    url: str
+    """The address as it was stated, with what gives access."""
+
     can_list: bool
     """Whether the names in a folder can be asked for."""
 

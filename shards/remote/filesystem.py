@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from fsspec import AbstractFileSystem
 
 _T = TypeVar("_T")
+_PASSWORD = re.compile(r"(?<=//)([^/@:]*):[^/@]*@")
 
 
 class FsspecPath(RemotePath):
@@ -30,7 +32,7 @@ class FsspecPath(RemotePath):
         self._fs = filesystem or open_filesystem(url)
 
     def __str__(self) -> str:
-        return self.url
+        return without_password(self.url)
 
     __repr__ = __str__
 
@@ -159,6 +161,11 @@ def _is_network(error: Exception) -> bool:
     return any(kind.__module__.partition(".")[0] == "aiohttp" or kind.__name__ == "HTTPClientError" for kind in kinds)
 
 
+def without_password(url: str) -> str:
+    """The address as it may be shown and kept: `sftp://me:secret@host/x` without the secret."""
+    return _PASSWORD.sub(r"\1@", url, count=1)
+
+
 def open_filesystem(url: str) -> AbstractFileSystem:
     """fsspec's file system of a URL.
 
@@ -175,4 +182,4 @@ def open_filesystem(url: str) -> AbstractFileSystem:
         package = known_implementations.get(protocol, {}).get("class", protocol).partition(".")[0]
         raise ValueError(f"{protocol}:// needs a package that is not installed: pip install {package}") from error
     except ValueError as error:
-        raise ValueError(f"{url} cannot be opened: {error}") from error
+        raise ValueError(f"{without_password(url)} cannot be opened: {error}") from error

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from shards import mirror as mirror_module
 from shards.mds import ShardFormat
 from shards.mirror import mirror
 from shards.reader import ShardReader, resolve_set
+from shards.remote.filesystem import without_password
 from shards.report import Progress
 from shards.verify import quick_check, verify_set
 from shards.writer import Stopped, write_set
@@ -178,3 +181,37 @@ def test_a_set_that_was_written_again_is_mirrored_again(s3: S3Server, source: di
     index = json.loads((folder / "train" / "index.json").read_text())
     assert index["shards"][0]["size_limit"] == 3000
     assert not list(folder.glob("train/shard*"))
+
+
+def test_two_processes_at_one_mirror_make_it_once(
+    s3: S3Server, source: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(source, OUT)
+    copy, folders = mirror_module._copy_small_files, []
+
+    def read() -> None:
+        folders.append(mirror(OUT))
+        ShardReader(folders[0] / "train")[0]
+
+    other = threading.Thread(target=read)
+
+    def copy_while_another_comes(*args: Any) -> None:
+        monkeypatch.setattr(mirror_module, "_copy_small_files", copy)
+        other.start()
+        other.join(timeout=1)  # ends only where it does not wait for this one
+        copy(*args)
+
+    monkeypatch.setattr(mirror_module, "_copy_small_files", copy_while_another_comes)
+    folder = mirror(OUT)
+    other.join()
+    assert folders == [folder]
+    assert len(list(folder.glob("train/shard*"))) == 1, "what the other had fetched stays"
+
+
+def test_passwords_are_not_shown_and_no_set_is_read_by_one() -> None:
+    assert without_password("sftp://me:secret@host/a/b") == "sftp://me@host/a/b"
+    for other in ("abfs://container@account.host/x", "s3://bucket/a:b@c", "hf://datasets/o/n@rev/x", "memory://x"):
+        assert without_password(other) == other
+    with pytest.raises(ValueError, match=r"^https://host/set: .* must not hold a password") as refused:
+        mirror("https://me:secret@host/set")
+    assert "secret" not in str(refused.value)

@@ -90,6 +90,21 @@ def test_merged_parts_are_the_whole(of: int, source: dict[str, Any], tmp_path: P
     assert leftovers(tmp_path / "merged") == []
 
 
+def test_parts_without_a_place_are_beside_the_set_that_they_belong_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = make_source(tmp_path / "in")
+    for number in (1, 2):
+        write_set(part=Part(number, 2), options=OPTIONS, format=SMALL, **source)
+    assert [path.as_posix() for path in sorted(Path("data/mds").glob("*/*"))] == [
+        *("data/mds/pairs.parts/1-of-2", "data/mds/pairs.parts/2-of-2")
+    ]
+    merge_parts("data/mds/pairs", ["data/mds/pairs.parts/1-of-2", "data/mds/pairs.parts/2-of-2"])
+    write_set(out="whole", options=OPTIONS, format=SMALL, **source)
+    assert samples(Path("data/mds/pairs")) == samples(Path("whole"))
+
+
 @contextmanager
 def stopping_after(count: int) -> Iterator[None]:
     """A write or merge inside is interrupted when it stores another shard."""
@@ -101,9 +116,10 @@ def stopping_after(count: int) -> Iterator[None]:
         stored.append(args)
         store(self, *args)
 
-    with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
+    with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Work, "store", store_or_stop)
-        yield
+        with pytest.raises(KeyboardInterrupt):
+            yield
 
 
 @pytest.mark.parametrize("before", ["write", "merge of others", "merge of the same"])
