@@ -7,7 +7,7 @@ validation by the models below. An unknown key is an error that names the neares
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
@@ -218,16 +218,31 @@ def load_recipe(name: str, overrides: Sequence[str] = ()) -> Recipe:
         FileNotFoundError: no such recipe.
     """
     path = find_config(name, "recipes", ".yaml")
-    for override in overrides:
-        if "=" not in override:
-            raise ValueError(f"--set takes key=value, not '{override}'")
+    values = _overridden(lambda: _read_with_parents(path, ()), overrides, name)
+    return parse_recipe({**values, "recipe": path.stem}, source=str(name))
+
+
+def override(recipe: Recipe, overrides: Sequence[str]) -> Recipe:
+    """A recipe with dotted overrides applied.
+
+    Raises:
+        ValueError: as `load_recipe`.
+    """
+    values = _overridden(lambda: OmegaConf.create(recipe.model_dump(mode="json")), overrides, recipe.recipe)
+    return parse_recipe(values, recipe.recipe)
+
+
+def _overridden(read: Callable[[], Any], overrides: Sequence[str], name: str) -> dict[Any, Any]:
+    for item in overrides:
+        if "=" not in item:
+            raise ValueError(f"--set takes key=value, not '{item}'")
     try:
-        merged = _merge_over(_read_with_parents(path, ()), OmegaConf.from_dotlist(list(overrides)))
+        merged = _merge_over(read(), OmegaConf.from_dotlist(list(overrides)))
         values = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ValueError(f"recipe '{name}': {_in_one_line(error)}") from error
     assert isinstance(values, dict)
-    return parse_recipe({**values, "recipe": path.stem}, source=str(name))
+    return values
 
 
 def parse_recipe(values: dict[Any, Any], source: str) -> Recipe:

@@ -16,6 +16,11 @@ def this_process() -> dict[str, Any]:
     return {"host": socket.gethostname(), "pid": os.getpid(), "began": psutil.Process().create_time()}
 
 
+def is_here(process: Any) -> bool:
+    """Whether a process, as `this_process` described it, is on this host and has not ended."""
+    return isinstance(process, dict) and process.get("host") == socket.gethostname() and not is_gone(process)
+
+
 def is_gone(process: Any) -> bool:
     """Whether a process, as `this_process` described it, has ended. What runs on another host may still be there.
 

@@ -80,11 +80,11 @@ class Checkpoint:
         manifest = self.path / MANIFEST
         if not manifest.is_file():
             return False
-        files = read_json(manifest)["files"]
-        return all(
-            (self.path / name).is_file() and (self.path / name).stat().st_size == entry["bytes"]
-            for name, entry in files.items()
-        )
+        try:
+            files = {self.path / name: entry["bytes"] for name, entry in read_json(manifest)["files"].items()}
+        except (ValueError, KeyError, TypeError, AttributeError):  # no manifest of ours: damaged, like a missing file
+            return False
+        return all(path.is_file() and path.stat().st_size == size for path, size in files.items())
 
     def check(self) -> None:
         """Compare every file with the manifest.
@@ -116,8 +116,14 @@ class Run:
 
     def checkpoints(self) -> list[Checkpoint]:
         """The complete checkpoints, oldest first."""
-        found = [Checkpoint(p) for p in (self.path / "checkpoints").glob("step-*") if p.is_dir()]
-        return sorted((c for c in found if c.is_complete()), key=lambda c: (c.serial, c.step))
+        return sorted((c for c in self._folders() if c.is_complete()), key=lambda c: (c.serial, c.step))
+
+    def damaged(self) -> list[Checkpoint]:
+        """Those that are not complete. Saves that were cut short are none: they have other names."""
+        return [c for c in self._folders() if not c.is_complete()]
+
+    def _folders(self) -> list[Checkpoint]:
+        return [Checkpoint(p) for p in sorted((self.path / "checkpoints").glob("step-*")) if p.is_dir()]
 
     def latest(self) -> Checkpoint | None:
         """The newest complete checkpoint."""
@@ -133,7 +139,14 @@ class Run:
 def all_runs(root: Path) -> Iterator[Run]:
     """Every run under a folder, newest first."""
     runs = [Run(p.parent) for p in root.rglob("run.json")]
-    yield from sorted(runs, key=lambda run: float(run.info["created"]), reverse=True)
+    yield from sorted(runs, key=_created, reverse=True)
+
+
+def _created(run: Run) -> float:
+    try:
+        return float(run.info["created"])
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{run.path / 'run.json'} does not say when the run began: was it edited?") from error
 
 
 def newest_run(root: Path, name: str | None = None, with_checkpoint: bool = True) -> Run | None:

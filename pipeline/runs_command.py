@@ -171,6 +171,8 @@ def _checkpoints(path: Path) -> str:
         complete, best = run.checkpoints(), run.best()
     except (ValueError, OSError, KeyError, TypeError, IndexError) as error:
         return f"damaged: {error}"
+    if damaged := [checkpoint.path.name for checkpoint in run.damaged()]:
+        return f"damaged: {', '.join(damaged)}" + (f"; newest {complete[-1].path.name}" if complete else "")
     if not complete:
         return "none that is complete"
     return f"newest {complete[-1].path.name}" + (f", best {best.path.name}" if best is not None else "")

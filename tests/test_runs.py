@@ -154,3 +154,16 @@ def test_json_is_replaced_in_one_step(tmp_path, monkeypatch):
     with pytest.raises(TypeError):
         write_json(path, {"half": object()})
     assert read_json(path) == {"caption": "café"}
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{}", '{"files": [1]}', '{"files": {"x": 1}}'])
+def test_what_has_a_damaged_manifest_is_passed_over(root, content):
+    (make_checkpoint(root / "old", 200) / MANIFEST).write_text(content)
+    assert find_checkpoint("old", root).step == 100
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", '{"created": null}'])
+def test_a_run_that_does_not_say_when_it_began_is_named(root, content):
+    (root / "old" / "run.json").write_text(content)
+    with pytest.raises(ValueError, match=r"old/run\.json does not say when the run began"):
+        newest_run(root)

@@ -74,12 +74,18 @@ def freeze_positions(text: Any, count: int) -> None:
     gradient, at every stage.
 
     Raises:
-        ValueError: the tower has no position table of that length.
+        ValueError: the tower has no position table of that length, or none of it trains.
     """
     table = position_table(text)
     if table is None or not 0 < count < table.shape[0]:
         rows = "no position table" if table is None else f"{table.shape[0]} positions"
         raise ValueError(f"model.freeze_positions is {count}, but this model's text tower has {rows}")
+
+    if not table.requires_grad:
+        raise ValueError(
+            f"model.freeze_positions is {count}, but the whole table is frozen: leave it out, or let the table train "
+            "(model.freeze, model.trainable)"
+        )
 
     def mask(grad: Tensor) -> Tensor:
         kept = grad.clone()

@@ -188,12 +188,15 @@ def _save_tensors(tensors: dict[str, Tensor], path: Path) -> None:
 
 def _check_written(aside: Path, norms: dict[str, float], encoders: dict[str, Tensor], averaged: bool) -> None:
     """Read the files back: every key of the model, and the norms of its weights."""
-    with safe_open(aside / WEIGHTS, "pt") as file, safe_open(aside / STATE, "pt") as training:
-        wrong = sorted(set(file.keys()) ^ encoders.keys())
-        for name, norm in norms.items():
-            read = training.get_tensor(f"weight/{name}") if averaged else file.get_tensor(name)
-            if float(read.double().norm()) != norm:
-                wrong.append(name)
+    try:
+        with safe_open(aside / WEIGHTS, "pt") as file, safe_open(aside / STATE, "pt") as training:
+            wrong = sorted(set(file.keys()) ^ encoders.keys())
+            for name, norm in norms.items():
+                read = training.get_tensor(f"weight/{name}") if averaged else file.get_tensor(name)
+                if float(read.double().norm()) != norm:
+                    wrong.append(name)
+    except SafetensorError as error:
+        raise OSError(errno.EIO, f"what was written to {aside} cannot be read back: {error}") from error
     if wrong:
         raise ValueError(f"what was written to {aside} is not the model: {', '.join(wrong[:3])}; is the disk sound?")
 

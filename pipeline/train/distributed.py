@@ -56,13 +56,16 @@ class Ranks:
         return [float(value) / self.world_size for value in tensor]
 
     def on_main(self, action: Callable[[], T]) -> T:
-        """What the action gives on the main rank, on every rank; so is a ValueError or OSError that it raises."""
+        """What the action gives on the main rank, on every rank; what it raises is raised on every rank as well."""
         outcome: list[Any] = [None, None]
         if self.is_main:
             try:
                 outcome[0] = action()
             except (ValueError, OSError) as error:
                 outcome[1] = error
+            except Exception as error:  # of a class that other ranks might not be able to unpickle
+                dist.broadcast_object_list([None, RuntimeError(f"on rank 0: {type(error).__name__}: {error}")], src=0)
+                raise
         dist.broadcast_object_list(outcome, src=0)
         if outcome[1] is not None:
             raise outcome[1]
@@ -101,11 +104,16 @@ def distributed() -> Iterator[Ranks]:
     dist.barrier()
     if local_rank == 0:
         _unlink_own_buffers()
-    try:
-        yield ranks
-    finally:
-        if joined_here and dist.is_initialized():
-            dist.destroy_process_group()
+    yield ranks
+    # Not after an error: ranks that wait for this one would fail before it has said why. `leave` then ends the group.
+    if joined_here:
+        leave()
+
+
+def leave() -> None:
+    """End the process group, if there is one."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def _unlink_own_buffers() -> None:

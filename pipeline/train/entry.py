@@ -8,11 +8,12 @@ import sys
 import time
 import traceback
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import DEFAULT_RECIPE, Recipe, load_recipe, parse_recipe
+from pipeline.config import DEFAULT_RECIPE, Recipe, load_recipe, override, parse_recipe
 from pipeline.train.launch_env import set_rank_variables
 from pipeline.train.stop import EXIT_BAD_INPUT, Stopped
 
@@ -38,6 +39,7 @@ def main(launch: Launch) -> int:
         return train(launch)
     except (ValueError, OSError) as error:
         _report(error)
+        _leave()
         return EXIT_BAD_INPUT
     except RuntimeError as error:
         if not any(sign in str(error) for sign in _GONE):
@@ -47,8 +49,17 @@ def main(launch: Launch) -> int:
         return EXIT_LOST_A_RANK
 
 
+def _leave() -> None:
+    from pipeline.train.distributed import leave
+
+    leave()
+
+
 def _report(error: Exception) -> None:
-    """One line for the user. What is wrong on every rank is said by the main one: the launcher ends the others."""
+    """One line for the user. What is wrong on every rank is said by the main one: the launcher ends the others.
+
+    The process group still stands: a main rank without such an error waits, in a collective, until this one has spoken.
+    """
     if os.environ.get("PIPELINE_DEBUG"):
         traceback.print_exc()
     rank = int(os.environ.get("RANK", "0"))
@@ -71,9 +82,9 @@ def read_recipe(launch: Launch) -> Recipe:
     root = next((o.split("=", 1)[1] for o in launch.overrides if o.startswith("run.root=")), "runs")
     run = Run(find_checkpoint(launch.resume, Path(root)).path.parent.parent)
     stored = stored_recipe(run.path)
-    if launch.recipe is not None or launch.overrides:
-        check_same(stored, load_recipe(launch.recipe or stored.recipe, launch.overrides), run.path)
-    return stored
+    given = load_recipe(launch.recipe, launch.overrides) if launch.recipe else override(stored, launch.overrides)
+    check_same(stored, given, run.path)
+    return given
 
 
 def stored_recipe(run: Path) -> Recipe:
@@ -123,7 +134,13 @@ def _train(recipe: Recipe, deepspeed_config: dict[str, Any], resume: str | None,
     run, checkpoint = ranks.on_main(lambda: open_run(recipe, resume, say=print))
     if resume == "auto" and (run.path / "recipe.yaml").is_file():
         ranks.on_main(lambda: check_same(stored_recipe(run.path), recipe, run.path))
-    trainer = build_trainer(recipe, deepspeed_config, ranks, run)
+    try:
+        trainer = build_trainer(recipe, deepspeed_config, ranks, run)
+    except BaseException:
+        if ranks.is_main:
+            with suppress(OSError):  # it holds something: an earlier launch of this run
+                run.path.rmdir()
+        raise
     if checkpoint is not None:
         trainer.resume(checkpoint)
     if ranks.is_main:
@@ -138,10 +155,12 @@ def _train(recipe: Recipe, deepspeed_config: dict[str, Any], resume: str | None,
             print(
                 f"stopped at step {trainer.step}; saved {stopped.checkpoint.path}; go on with --resume auto", flush=True
             )
+        ranks.barrier()  # a launcher that sees another rank's exit code ends the main one
         return stopped.exit_code
     except BaseException:
         if ranks.is_main:
-            set_state(run, "failed", step=trainer.step)
+            with suppress(OSError):  # a full disk must not hide what went wrong
+                set_state(run, "failed", step=trainer.step)
         raise
     if ranks.is_main:
         set_state(run, "finished", step=trainer.step, val=trainer.last_metrics or None)

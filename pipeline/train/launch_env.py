@@ -45,8 +45,10 @@ def _from_slurm(env: MutableMapping[str, str]) -> None:
     env["LOCAL_RANK"] = env["SLURM_LOCALID"]
     env["LOCAL_WORLD_SIZE"] = _tasks_per_node(env["SLURM_STEP_TASKS_PER_NODE"])
     env.setdefault("MASTER_ADDR", first_host(env["SLURM_STEP_NODELIST"]))
-    # Every task of a step computes the same port, and two jobs of one node hardly ever do.
-    env.setdefault("MASTER_PORT", str(_FIRST_PORT + int(env["SLURM_JOB_ID"]) % _NUM_PORTS))
+    if env["WORLD_SIZE"] != "1":
+        # Every task of a step computes the same port, and two jobs or steps on one node hardly ever do.
+        number = int(env["SLURM_JOB_ID"]) + 997 * int(env.get("SLURM_STEP_ID", "0"))
+        env.setdefault("MASTER_PORT", str(_FIRST_PORT + number % _NUM_PORTS))
 
 
 def _tasks_per_node(listed: str) -> str:

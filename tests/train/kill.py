@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import builtins
+import io
 import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-_CALLS = ((builtins, "open"), (os, "open"), (os, "fsync"), (os, "rename"), (os, "replace"), (os, "unlink"))
+# `Path.open` and `tempfile` take io's name for the builtin.
+_CALLS = (
+    (builtins, "open"),
+    (io, "open"),
+    (os, "open"),
+    (os, "fsync"),
+    (os, "rename"),
+    (os, "replace"),
+    (os, "unlink"),
+)
 _MORE = ((os, "rmdir"), (os, "mkdir"))
 
 

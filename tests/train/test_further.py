@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
 import torch
 
 from tests.ranks import Ranks
-from tests.train.tiny import build_on_rank, train_on_rank, write_recipe
-
-
-def _losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
+from tests.train.tiny import build_on_rank, losses_of, train_on_rank, write_recipe
 
 
 def _inputs_of_a_batch(config: str, recipe: str) -> tuple[list[str], list[str], dict[str, torch.Tensor], torch.Tensor]:
@@ -57,7 +51,7 @@ def test_a_frozen_margin_is_the_live_one_until_the_encoder_moves(
     ranks(2).run(train_on_rank, "zero2", recipe, ["run.name=frozen"])
     ranks(1).run(train_on_rank, "zero2", recipe, ["run.name=alone"])
     runs = tmp_path / "runs"
-    assert _losses(runs / "frozen")[0] == pytest.approx(_losses(runs / "live")[0], abs=1e-5)
-    assert abs(_losses(runs / "frozen")[-1] - _losses(runs / "live")[-1]) > 1e-3
+    assert losses_of(runs / "frozen")[0] == pytest.approx(losses_of(runs / "live")[0], abs=1e-5)
+    assert abs(losses_of(runs / "frozen")[-1] - losses_of(runs / "live")[-1]) > 1e-3
     # micro: one rank's micro-batch is both ranks' micro-batch together, so the losses agree.
-    assert _losses(runs / "alone") == pytest.approx(_losses(runs / "frozen"), abs=1e-4)
+    assert losses_of(runs / "alone") == pytest.approx(losses_of(runs / "frozen"), abs=1e-4)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import pytest
 
 from pipeline.runs import Run
 from pipeline.train.launch_env import first_host, set_rank_variables
-from tests.train.tiny import train_on_rank, write_recipe
+from tests.train.tiny import losses_of, train_on_rank, write_recipe
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -127,15 +126,10 @@ def test_two_nodes_of_two_ranks_train_as_four_ranks_do(tiny_set: Path, tmp_path:
     assert codes == [0, 0], logs
 
     ranks(4).run(train_on_rank, "zero2.json", str(recipe), ["run.name=ranks"])
-    losses = [_losses(tmp_path / "runs" / name) for name in ("nodes", "ranks")]
+    losses = [losses_of(tmp_path / "runs" / name) for name in ("nodes", "ranks")]
     assert len(losses[0]) == 4
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert Run(tmp_path / "runs" / "nodes").info["state"] == "finished"
-
-
-def _losses(run: Path) -> list[float]:
-    lines = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 def _port() -> int:

@@ -93,7 +93,7 @@ step = Trainer._optimizer_step
 
 def step_or_fail(self, batches):
     if self.step == 2 and os.environ["RANK"] == "1":
-        raise RuntimeError("the second rank's own trouble")
+        raise {error}("the second rank's own trouble")
     step(self, batches)
 
 Trainer._optimizer_step = step_or_fail
@@ -102,10 +102,19 @@ sys.exit(main())
 """
 
 
-def test_a_rank_that_fails_ends_all_with_its_own_error_on_top(tiny_set: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [
+        ("RuntimeError", "RuntimeError: the second rank's own trouble"),
+        ("OSError", "error on rank 1: the second rank's own trouble"),
+    ],
+)
+def test_a_rank_that_fails_ends_all_with_its_own_error_on_top(
+    error: str, own: str, tiny_set: Path, tmp_path: Path
+) -> None:
     recipe = str(write_recipe(tmp_path, tiny_set, schedule={"epochs": 100}))
     script = tmp_path / "failing.py"
-    script.write_text(FAILING.format(repository=str(REPOSITORY)))
+    script.write_text(FAILING.format(repository=str(REPOSITORY), error=error))
     launched = _launch("--config", "zero2.json", "--recipe", recipe, script=str(script))
     try:
         output, _ = launched.communicate(timeout=900)
@@ -114,7 +123,7 @@ def test_a_rank_that_fails_ends_all_with_its_own_error_on_top(tiny_set: Path, tm
             os.killpg(launched.pid, signal.SIGKILL)
     assert launched.returncode != 0
     lines = [line.removeprefix("[rank1]: ") for line in output.splitlines()]  # torch says who raised
-    own, lost = "RuntimeError: the second rank's own trouble", "rank 0: another rank is gone; its own error is above"
+    lost = "rank 0: another rank is gone; its own error is above"
     assert [line for line in lines if line in (own, lost)] == [own, lost], output[-3000:]
     assert "step 2/400" in output
     assert "step 3/400" not in output

@@ -6,28 +6,27 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipeline.runs import WEIGHTS, Run
+from pipeline.runs import WEIGHTS, Run, write_json
+from pipeline.train.entry import Launch, read_recipe, stored_recipe
+from pipeline.train.run_dir import open_run
 from tests.ranks import Ranks
-from tests.train.tiny import train_on_rank, write_recipe, write_zero_config
+from tests.train.tiny import losses_of, train_on_rank, write_recipe
 
 
 def _weights(run: Path) -> dict[str, torch.Tensor]:
     checkpoint = Run(run).latest()
     assert checkpoint is not None
     return load_file(checkpoint.path / WEIGHTS)
-
-
-def _losses(run: Path) -> list[float]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +45,7 @@ def test_every_stage_trains_to_the_same_weights(
     recipe = write_recipe(tmp_path, tiny_set)
     assert ranks(2).run(train_on_rank, f"zero{stage}", str(recipe), ["run.name=other"]) == [0, 0]
     other = tmp_path / "runs" / "other"
-    assert _losses(other) == pytest.approx(_losses(uninterrupted), abs=1e-5)
+    assert losses_of(other) == pytest.approx(losses_of(uninterrupted), abs=1e-5)
     expected, got = _weights(uninterrupted), _weights(other)
     assert got.keys() == expected.keys()
     # AdamW turns the zero gradient of attention's key biases into noise of the learning rate: not compared.
@@ -55,12 +54,12 @@ def test_every_stage_trains_to_the_same_weights(
 
 
 @pytest.mark.parametrize("world", [1, 4])
-def test_number_of_ranks_does_not_change_the_losses(
+def test_number_of_ranks_does_not_change_thelosses_of(
     world: int, ranks: Ranks, tiny_set: Path, tmp_path: Path, uninterrupted: Path
 ) -> None:
     recipe = write_recipe(tmp_path, tiny_set)
     ranks(world).run(train_on_rank, "zero2", str(recipe), ["run.name=other"])
-    assert _losses(tmp_path / "runs" / "other") == pytest.approx(_losses(uninterrupted), abs=1e-5)
+    assert losses_of(tmp_path / "runs" / "other") == pytest.approx(losses_of(uninterrupted), abs=1e-5)
 
 
 def test_a_run_leaves_everything_that_makes_it_reproducible(uninterrupted: Path) -> None:
@@ -82,7 +81,7 @@ def test_loss_falls(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
     """Of InfoNCE: HN-CLIP's own loss may rise while the margins grow with the text encoder's confidence."""
     recipe = write_recipe(tmp_path, tiny_set, objective={"name": "infonce"}, schedule={"epochs": 6})
     ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=a"])
-    losses = _losses(tmp_path / "runs" / "a")
+    losses = losses_of(tmp_path / "runs" / "a")
     assert sum(losses[-4:]) < 0.9 * sum(losses[:4])
 
 
@@ -104,9 +103,9 @@ def test_resumed_run_is_bitwise_the_uninterrupted_one(
     ranks(world).run(train_on_rank, "zero2", str(recipe), whole)
     assert ranks(world).run(_train_until, "zero2", str(recipe), cut, stop_after) == [143] * world
     assert Run(tmp_path / "runs" / "cut").info["state"] == "stopped"
-    assert len(_losses(tmp_path / "runs" / "cut")) == stop_after
+    assert len(losses_of(tmp_path / "runs" / "cut")) == stop_after
     assert ranks(world).run(train_on_rank, "zero2", str(recipe), cut, "auto") == [0] * world
-    assert _losses(tmp_path / "runs" / "cut") == _losses(tmp_path / "runs" / "whole")
+    assert losses_of(tmp_path / "runs" / "cut") == losses_of(tmp_path / "runs" / "whole")
     expected, got = _weights(tmp_path / "runs" / "whole"), _weights(tmp_path / "runs" / "cut")
     for name, tensor in expected.items():
         assert torch.equal(got[name], tensor), name
@@ -172,6 +171,36 @@ def test_resume_with_another_recipe_names_the_difference(ranks: Ranks, tiny_set:
         ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=whole", "optimizer.lr=0.002"], "auto")
 
 
+def test_a_run_that_goes_on_from_a_path_may_live_and_speak_otherwise(uninterrupted: Path) -> None:
+    checkpoint = str(uninterrupted / "checkpoints" / "step-00000004")
+    given = read_recipe(Launch("zero2", None, ["run.log_every=7", "checkpoint.keep=5"], checkpoint))
+    assert (given.run.log_every, given.checkpoint.keep) == (7, 5)
+    assert given.run.name == "whole", "said when the run began, and not now"
+    with pytest.raises(ValueError, match=r"batch\.size: 16 then, 32 now"):
+        read_recipe(Launch("zero2", None, ["batch.size=32"], checkpoint))
+
+
+def test_a_run_that_is_still_running_is_not_gone_on_with(uninterrupted: Path, tmp_path: Path) -> None:
+    run = Run(Path(shutil.copytree(uninterrupted, tmp_path / "whole")))
+    recipe = stored_recipe(run.path)
+    process = psutil.Process(os.getppid())
+    live = {"host": socket.gethostname(), "pid": process.pid, "began": process.create_time()}
+    write_json(run.path / "run.json", {**run.info, "state": "running", "process": live})
+    recipe = recipe.model_copy(update={"run": recipe.run.model_copy(update={"root": str(tmp_path)})})
+    for resume in ("auto", str(run.path)):
+        with pytest.raises(ValueError, match=rf"still running, as process {process.pid}"):
+            open_run(recipe, resume)
+    write_json(run.path / "run.json", {**run.info, "process": {**live, "began": live["began"] - 1000}})
+    assert open_run(recipe, "auto")[1] is not None, "that process is gone"
+
+
+def test_two_launches_at_once_have_two_folders(uninterrupted: Path, tmp_path: Path) -> None:
+    recipe = stored_recipe(uninterrupted)
+    unnamed = recipe.run.model_copy(update={"root": str(tmp_path / "runs"), "name": None})
+    recipe = recipe.model_copy(update={"run": unnamed})
+    assert [open_run(recipe, None)[0].path.name for _ in range(3)] == ["tiny", "tiny-2", "tiny-3"]
+
+
 def test_an_existing_run_is_not_written_over(ranks: Ranks, tiny_set: Path, uninterrupted: Path) -> None:
     recipe = write_recipe(uninterrupted.parents[1], tiny_set)
     with pytest.raises(ValueError, match="already holds a run"):
@@ -206,16 +235,7 @@ def test_missing_start_says_how_to_make_it(ranks: Ranks, tiny_set: Path, tmp_pat
     recipe = write_recipe(tmp_path, tiny_set)
     with pytest.raises(ValueError, match=r"train it first: deepspeed launcher/train\.py .* --recipe align"):
         ranks(1).run(train_on_rank, "zero2", str(recipe), ["model.init=align"])
-
-
-def test_non_finite_loss_stops_with_the_ids(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, tiny_set, optimizer={"lr": 1e30}, schedule={"epochs": 1, "warmup_steps": 0})
-    config = write_zero_config(tmp_path, 2, gradient_clipping=0.0)
-    with pytest.raises(ValueError, match=r"the loss is nan at step \d"):
-        ranks(2).run(train_on_rank, str(config), str(recipe), ["run.name=a"])
-    dump = json.loads((tmp_path / "runs/a/nonfinite.json").read_text())
-    assert [len(ids) for ids in dump["ids_by_rank"]] == [8, 8]
-    assert Run(tmp_path / "runs/a").info["state"] == "failed"
+    assert not (tmp_path / "runs" / "tiny").exists(), "the name stays free"
 
 
 def test_damaged_shards_stop_the_run_at_its_start(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from streaming import MDSWriter
 
 from pipeline.runs import Run
+from pipeline.train.distributed import distributed
 from shards.mds import COLUMNS
 from shards.reader import ShardReader
 from tests.ranks import Ranks
@@ -132,6 +134,45 @@ def test_what_is_written_down_of_a_loss_that_is_not_finite(ranks: Ranks, tiny_se
         ranks(2).run(train_on_rank, str(config), str(recipe), ["run.name=a"])
     dump = json.loads((tmp_path / "runs/a/nonfinite.json").read_text())
     assert dump["loss"] == "nan"
+    assert [len(ids) for ids in dump["ids_by_rank"]] == [8, 8]
+    assert Run(tmp_path / "runs/a").info["state"] == "failed"
     assert len(losses_of(tmp_path / "runs/a")) == 1
     assert dump["grad_norm_before"] > 0
     assert max(dump["weight_norms"].values()) > 1e29
+
+
+def _train_with_a_full_disk_at_evaluations(config: str, recipe: str) -> tuple[int | str, list[str]]:
+    from pipeline.train import loop
+
+    def refuse(path: Path, value: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write, loop.write_json = loop.write_json, refuse
+    try:
+        return train_and_hear(config, recipe, ["run.name=a"])
+    finally:
+        loop.write_json = write
+
+
+def test_a_table_of_an_evaluation_that_cannot_be_written_ends_nothing(
+    ranks: Ranks, tiny_set: Path, tmp_path: Path
+) -> None:
+    recipe = write_recipe(tmp_path, tiny_set, schedule={"epochs": 1})
+    (code, said), (other, _) = ranks(2).run(_train_with_a_full_disk_at_evaluations, "zero2", str(recipe))
+    assert (code, other) == (0, 0)
+    assert [line for line in said if "val-step-00000004.json cannot be written ([Errno 28]" in line]
+    assert Run(tmp_path / "runs" / "a").info["state"] == "finished"
+
+
+def _refuse_on_main() -> str:
+    with distributed() as ranks:
+        try:
+            ranks.on_main(lambda: [][0])
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return "nothing"
+
+
+def test_any_error_of_the_main_rank_reaches_the_others(ranks: Ranks) -> None:
+    expected = ["IndexError: list index out of range", "RuntimeError: on rank 0: IndexError: list index out of range"]
+    assert ranks(2).run(_refuse_on_main) == expected
