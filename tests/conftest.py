@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
 from tests.fixtures import write_tiny_set
 from tests.ranks import Ranks
 from tests.wheel import Installed, build_wheel, install_wheel
+
+
+@pytest.fixture(autouse=True)
+def _environment_stays() -> Iterator[None]:
+    """What a test, or the code under it, sets in the environment (a rank's variables) ends with the test."""
+    with mock.patch.dict(os.environ):
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -20,6 +20,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import pickle
+import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -35,6 +36,13 @@ HOST = "127.0.0.1"
 TIMEOUT_S = 300.0  # the first DeepSpeed engine on a machine compiles its CPU collectives
 # How long the other ranks may take once one has failed; they may be waiting for it in a collective, and then never end.
 GRACE_S = 5.0
+
+
+def free_port() -> int:
+    """A port of this machine that nobody listens on."""
+    with socket.socket() as free:
+        free.bind((HOST, 0))
+        return int(free.getsockname()[1])
 
 
 class RankError(RuntimeError):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 import torch
 
 from pipeline.objective.registry import OBJECTIVES, parameters
+from tests.ranks import free_port
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "use-the-loss.md").read_text(encoding="utf-8")
@@ -67,10 +67,7 @@ def test_ddp_prints_the_same_loss_for_any_number_of_processes(tmp_path):
 
     def loss(num_processes: int) -> str:
         """What torchrun does, without its agent, which takes longer than the script."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = free.getsockname()[1]
-        shared = {"WORLD_SIZE": str(num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        shared = {"WORLD_SIZE": str(num_processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
         shared |= {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         processes = [
             subprocess.Popen(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 
@@ -12,6 +11,7 @@ import pytest
 
 from pipeline.train import distributed
 from tests.ranks import Ranks as Pools
+from tests.ranks import free_port
 
 _ALONE = """
 import json, os, torch
@@ -25,9 +25,7 @@ with distributed() as ranks:
 @pytest.mark.parametrize("local_size", [1, 2])
 def test_threads_are_shared_among_local_ranks(local_size: int) -> None:
     """The deepspeed launcher says LOCAL_SIZE; two ranks that each take all cores are slower than one."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     environment = {k: v for k, v in os.environ.items() if not k.startswith("OMP")}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     started = []

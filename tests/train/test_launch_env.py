@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +11,7 @@ import pytest
 
 from pipeline.runs import Run
 from pipeline.train.launch_env import first_host, set_rank_variables
+from tests.ranks import free_port
 from tests.train.tiny import losses_of, train_on_rank, write_recipe
 
 REPOSITORY = Path(__file__).parents[2]
@@ -107,7 +107,7 @@ def _private_mounts() -> bool:
 def test_two_nodes_of_two_ranks_train_as_four_ranks_do(tiny_set: Path, tmp_path: Path, ranks) -> None:
     """Each "node" has its own /dev/shm and TMPDIR: streaming's names and locks and DeepSpeed's buffers are a node's."""
     recipe = write_recipe(tmp_path, tiny_set, schedule={"epochs": 1})
-    port = str(_port())
+    port = str(free_port())
     nodes = []
     for node in range(2):
         processes = "".join(
@@ -130,9 +130,3 @@ def test_two_nodes_of_two_ranks_train_as_four_ranks_do(tiny_set: Path, tmp_path:
     assert len(losses[0]) == 4
     assert losses[0] == pytest.approx(losses[1], rel=1e-5)
     assert Run(tmp_path / "runs" / "nodes").info["state"] == "finished"
-
-
-def _port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return int(free.getsockname()[1])

@@ -9,22 +9,32 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from pipeline.runs import Run
+from tests.ranks import free_port
 from tests.train.tiny import write_recipe
 
 REPOSITORY = Path(__file__).parents[2]
-PORT = 29617
+PATIENCE_S = 400
 
 
-def _launch(*arguments: str, ranks: int = 2, script: str = "launcher/train.py") -> subprocess.Popen[str]:
-    """The launcher in a process group of its own, as a shell starts it; output and errors in one pipe."""
+@pytest.fixture
+def port() -> int:
+    return free_port()
+
+
+def _launch(port: int, *arguments: str, ranks: int = 2, script: str = "launcher/train.py") -> subprocess.Popen[str]:
+    """The launcher in a process group of its own, as a shell starts it; output and errors in one pipe.
+
+    What has not ended in time is killed, so that a test that reads its output ends as well.
+    """
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return subprocess.Popen(
-        ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(PORT), script, *arguments],
+    launched = subprocess.Popen(
+        ["deepspeed", "--num_gpus", str(ranks), "--master_port", str(port), script, *arguments],
         cwd=REPOSITORY,
         env={**os.environ, "PATH": path, "CUDA_VISIBLE_DEVICES": ""},
         stdout=subprocess.PIPE,
@@ -32,15 +42,24 @@ def _launch(*arguments: str, ranks: int = 2, script: str = "launcher/train.py") 
         text=True,
         start_new_session=True,
     )
+    overdue = threading.Timer(PATIENCE_S, _kill, [launched])
+    overdue.daemon = True
+    overdue.start()
+    return launched
 
 
-def _shared_memory() -> list[str]:
-    return glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*_{PORT}_*")
+def _kill(launched: subprocess.Popen[str]) -> None:
+    if launched.poll() is None:
+        os.killpg(launched.pid, signal.SIGKILL)
 
 
-def test_ctrl_c_leaves_a_checkpoint_that_resume_auto_goes_on_from(tiny_set: Path, tmp_path: Path) -> None:
+def _shared_memory(port: int) -> list[str]:
+    return glob.glob(f"/dev/shm/deepspeed_allreduce_buffer_*_{port}_*")
+
+
+def test_ctrl_c_leaves_a_checkpoint_that_resume_auto_goes_on_from(port: int, tiny_set: Path, tmp_path: Path) -> None:
     recipe = str(write_recipe(tmp_path, tiny_set, schedule={"epochs": 100}))
-    launched = _launch("--config", "zero2.json", "--recipe", recipe)
+    launched = _launch(port, "--config", "zero2.json", "--recipe", recipe)
     assert launched.stdout is not None
     lines = []
     for line in launched.stdout:
@@ -55,9 +74,9 @@ def test_ctrl_c_leaves_a_checkpoint_that_resume_auto_goes_on_from(tiny_set: Path
     assert checkpoint is not None
     assert f"saved {checkpoint.path}; go on with --resume auto" in output
     assert re.search(r"step 2/400  epoch 1  loss \d+\.\d+ .* 15 negatives  \d+\.\d img/s .* left \d:\d\d:\d\d", output)
-    assert not _shared_memory(), "buffers are unlinked once every rank has mapped them"
+    assert not _shared_memory(port), "buffers are unlinked once every rank has mapped them"
 
-    resumed = _launch("--config", "zero2.json", "--recipe", recipe, "--resume", "auto")
+    resumed = _launch(port, "--config", "zero2.json", "--recipe", recipe, "--resume", "auto")
     assert resumed.stdout is not None
     for line in resumed.stdout:
         lines.append(line)
@@ -69,14 +88,16 @@ def test_ctrl_c_leaves_a_checkpoint_that_resume_auto_goes_on_from(tiny_set: Path
     logged = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
     steps = [line["step"] for line in logged if "loss" in line]
     assert steps == list(range(1, len(steps) + 1)), "every step once, the resumed launch after the first"
-    assert not _shared_memory(), "a killed run leaves nothing either"
+    assert not _shared_memory(port), "a killed run leaves nothing either"
 
 
 @pytest.mark.parametrize("override", ["objective.gama=0.25"])
-def test_a_wrong_override_is_one_line_and_a_non_zero_exit(override: str, tiny_set: Path, tmp_path: Path) -> None:
+def test_a_wrong_override_is_one_line_and_a_non_zero_exit(
+    override: str, port: int, tiny_set: Path, tmp_path: Path
+) -> None:
     recipe = str(write_recipe(tmp_path, tiny_set))
-    launched = _launch("--config", "zero2.json", "--recipe", recipe, "--set", override)
-    output, _ = launched.communicate(timeout=120)
+    launched = _launch(port, "--config", "zero2.json", "--recipe", recipe, "--set", override)
+    output, _ = launched.communicate()
     assert launched.returncode != 0
     errors = [line for line in output.splitlines() if line.startswith("error")]
     assert len(errors) == 1
@@ -110,21 +131,17 @@ sys.exit(main())
     ],
 )
 def test_a_rank_that_fails_ends_all_with_its_own_error_on_top(
-    error: str, own: str, tiny_set: Path, tmp_path: Path
+    error: str, own: str, port: int, tiny_set: Path, tmp_path: Path
 ) -> None:
     recipe = str(write_recipe(tmp_path, tiny_set, schedule={"epochs": 100}))
     script = tmp_path / "failing.py"
     script.write_text(FAILING.format(repository=str(REPOSITORY), error=error))
-    launched = _launch("--config", "zero2.json", "--recipe", recipe, script=str(script))
-    try:
-        output, _ = launched.communicate(timeout=900)
-    finally:
-        if launched.poll() is None:
-            os.killpg(launched.pid, signal.SIGKILL)
+    launched = _launch(port, "--config", "zero2.json", "--recipe", recipe, script=str(script))
+    output, _ = launched.communicate()
     assert launched.returncode != 0
     lines = [line.removeprefix("[rank1]: ") for line in output.splitlines()]  # torch says who raised
     lost = "rank 0: another rank is gone; its own error is above"
     assert [line for line in lines if line in (own, lost)] == [own, lost], output[-3000:]
     assert "step 2/400" in output
     assert "step 3/400" not in output
-    assert not _shared_memory()
+    assert not _shared_memory(port)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -22,6 +21,7 @@ from safetensors.torch import load_file
 
 from pipeline.runs import WEIGHTS, Run
 from pipeline.train.checkpoint import STATE
+from tests.ranks import free_port
 from tests.train.tiny import losses_of, write_recipe
 
 STEPS = int(os.environ.get("SOAK_STEPS", "2000"))
@@ -33,9 +33,7 @@ PATIENCE_S = 600
 
 def _start(recipe: str, name: str, log: Path) -> list[subprocess.Popen[bytes]]:
     """Two ranks, each in a process group of its own with its loader's processes."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "pipeline.cli", "train", "--config", "zero2", "--recipe", recipe]
     command += ["--set", f"run.name={name}", "--resume", "auto"]
     started = []
