@@ -20,6 +20,7 @@ from yaml import MarkedYAMLError, YAMLError
 from pipeline.sections import DataConfig, ModelConfig, Section
 
 DEFAULT_RECIPE = "default"
+PLAIN = "plain"  # fine-tuning without a framework
 
 
 class ObjectiveConfig(BaseModel):
@@ -32,6 +33,11 @@ class ObjectiveConfig(BaseModel):
         """The parameters beside the name, as the recipe states them."""
         return dict(self.model_extra or {})
 
+    @model_validator(mode="before")
+    @classmethod
+    def _a_word(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
     @model_validator(mode="after")
     def _known(self) -> ObjectiveConfig:
         from pipeline.objective import make_objective
@@ -40,6 +46,33 @@ class ObjectiveConfig(BaseModel):
             make_objective(self.name, **self.params())
         except TypeError as error:
             raise ValueError(f"a parameter of '{self.name}' is of the wrong kind: {error}") from error
+        return self
+
+
+class FrameworkConfig(BaseModel):
+    """The framework: its name (`plain` is none), and the options that this framework takes."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+    name: str = PLAIN
+
+    def options(self) -> dict[str, Any]:
+        """The options beside the name, as the recipe states them."""
+        return dict(self.model_extra or {})
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_word(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _known(self) -> FrameworkConfig:
+        if self.name == PLAIN:
+            if self.options():
+                raise ValueError(f"framework '{PLAIN}' has no options")
+            return self
+        from pipeline.frameworks import config_of
+
+        config_of(self.name, self.options())
         return self
 
 
@@ -154,6 +187,7 @@ class Recipe(Section):
     model: ModelConfig
     objective: ObjectiveConfig
     token: TokenConfig = TokenConfig()
+    framework: FrameworkConfig = FrameworkConfig()
     batch: BatchConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
@@ -272,10 +306,15 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Any:
 
 
 def _merge_over(base: Any, values: Any) -> Any:
-    """`values` over `base`. Another objective takes other parameters, so it does not inherit them."""
-    name = OmegaConf.select(values, "objective.name")
-    if name is not None and name != OmegaConf.select(base, "objective.name"):
-        base.pop("objective", None)
+    """`values` over `base`. Another objective or framework takes other parameters, so it does not inherit them."""
+    for section in ("objective", "framework"):
+        for part in (base, values):
+            word = OmegaConf.select(part, section)
+            if isinstance(word, str):  # `objective: hn` is short for `objective: {name: hn}`
+                part[section] = {"name": word}
+        name = OmegaConf.select(values, f"{section}.name")
+        if name is not None and name != OmegaConf.select(base, f"{section}.name"):
+            base.pop(section, None)
     return OmegaConf.merge(base, values)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import multiprocessing
+import random
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any, TypedDict
 
 import torch
 import torch.distributed as dist
+from PIL import Image
 from streaming import StreamingDataLoader, StreamingDataset
 from torch import Tensor
 
@@ -19,6 +21,7 @@ from pipeline.data.augment import Augment
 from pipeline.data.captions import CaptionSampler
 from pipeline.data.shared_memory import build_dataset
 from pipeline.data.stream import MirrorStream
+from pipeline.data.views import Views
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.preprocess import Preprocess
 from pipeline.sections import AugmentConfig, CaptionConfig
@@ -36,6 +39,7 @@ class Batch(TypedDict):
     longest caption of the batch. ids, captions: the n sample ids, and the captions drawn for them, as strings.
     bad: ids of samples that could not be read, and have others in their place.
     num_tokens: of all captions together, without padding. cut: bool [n], captions longer than the context.
+    extras: what a framework reads of the pairs besides, as tensors; None without one.
     """
 
     key: Tensor
@@ -46,6 +50,7 @@ class Batch(TypedDict):
     bad: list[str]
     num_tokens: int
     cut: Tensor
+    extras: dict[str, Tensor] | None
 
 
 def sample_key(sample_id: str) -> int:
@@ -63,6 +68,7 @@ class PairDataset(StreamingDataset):
         seed: of the order and of the caption choice.
         captions: what of a caption is taken.
         augment: what happens to a picture before the transform.
+        views: what a framework reads of a pair besides.
     """
 
     def __init__(
@@ -73,6 +79,7 @@ class PairDataset(StreamingDataset):
         seed: int,
         captions: CaptionConfig,
         augment: AugmentConfig,
+        views: Views | None = None,
     ) -> None:
         super().__init__(
             streams=[MirrorStream(split_dir)],
@@ -84,6 +91,8 @@ class PairDataset(StreamingDataset):
         self.preprocess = preprocess
         self.sampler = CaptionSampler(captions, seed)
         self.augment = Augment(augment, seed)
+        self.views = views
+        self.seed = seed
         self.epoch = 0
 
     def get_item(self, sample_id: int, retry: int = 7) -> dict[str, Any]:
@@ -104,18 +113,25 @@ class PairDataset(StreamingDataset):
                 name = str(sample["id"])
                 image = self.augment(decode_rgb(sample["image"]), name, self.epoch)
                 caption = self.sampler(sample["captions"], name, self.epoch)
+                view = self._view(sample, image, caption, name)
             except (ValueError, IndexError, KeyError):  # what decoders make of changed bytes
                 bad.append(name)
                 continue
-            return {"id": name, "pixels": self.preprocess(image), "caption": caption, "bad": bad}
+            return {"id": name, "pixels": self.preprocess(image), "caption": caption, "bad": bad, "view": view}
         raise ValueError(f"no sample of {self.streams[0].local} can be read; run `pipeline shards verify`")
+
+    def _view(self, sample: dict[str, Any], image: Image.Image, caption: str, name: str) -> Any:
+        if self.views is None:
+            return None
+        return self.views.of_pair(sample, image, caption, random.Random(f"views/{self.seed}/{self.epoch}/{name}"))
 
 
 class Collate:
     """Samples to a `Batch`."""
 
-    def __init__(self, tokenizer: CaptionTokenizer) -> None:
+    def __init__(self, tokenizer: CaptionTokenizer, views: Views | None = None) -> None:
         self.tokenizer = tokenizer
+        self.views = views
 
     def __call__(self, samples: Sequence[dict[str, Any]]) -> Batch:
         ids = [sample["id"] for sample in samples]
@@ -130,7 +146,13 @@ class Collate:
             bad=[name for sample in samples for name in sample["bad"]],
             num_tokens=_num_tokens(input_ids, self.tokenizer.pad_id),
             cut=cut,
+            extras=self._extras(samples),
         )
+
+    def _extras(self, samples: Sequence[dict[str, Any]]) -> dict[str, Tensor] | None:
+        if self.views is None:
+            return None
+        return self.views.collate([sample["view"] for sample in samples], self.tokenizer)
 
 
 class TrainingData:
@@ -145,6 +167,7 @@ class TrainingData:
         seed: of the order and of the caption choice.
         captions: what of a caption is taken; all of it by default.
         augment: what happens to a picture before the transform; nothing by default.
+        views: what a framework reads of a pair besides; nothing by default.
 
     Raises:
         ValueError: the split has fewer pairs than one global micro-batch.
@@ -162,8 +185,9 @@ class TrainingData:
         seed: int,
         captions: CaptionConfig | None = None,
         augment: AugmentConfig | None = None,
+        views: Views | None = None,
     ) -> None:
-        choices = captions or CaptionConfig(), augment or AugmentConfig()
+        choices = captions or CaptionConfig(), augment or AugmentConfig(), views
         self.dataset = build_dataset(lambda: PairDataset(split_dir, preprocess, batch_size, seed, *choices))
         self.batch_size = batch_size
         self.world_size = world_size
@@ -177,7 +201,7 @@ class TrainingData:
             self.dataset,
             batch_size=batch_size,
             num_workers=workers,
-            collate_fn=Collate(tokenizer),
+            collate_fn=Collate(tokenizer, views),
             drop_last=True,
             pin_memory=torch.cuda.is_available(),
             worker_init_fn=_leave_signals_to_the_rank,

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from functools import cached_property
+from itertools import chain
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.model.tokens import NoWords, image_with_tokens, text_with_tokens
 
 MAX_LOG_SCALE = math.log(100.0)  # CLIP's own bound on the inverse temperature
@@ -22,6 +25,7 @@ class Features(NamedTuple):
     logit_scale: [1], the inverse temperature s, exponentiated and at most 100.
     image_tokens: [B, P, D], a feature per patch, text_tokens: [B, L, D], a feature per token, both L2-normalised, and
     text_mask: bool [B, L], which tokens are words; only when asked for.
+    further: what a framework adds, for its own terms.
     """
 
     image_features: Tensor | None
@@ -30,6 +34,7 @@ class Features(NamedTuple):
     image_tokens: Tensor | None = None
     text_tokens: Tensor | None = None
     text_mask: Tensor | None = None
+    further: dict[str, Tensor] | None = None
 
 
 class _BoundedAbove(torch.autograd.Function):
@@ -64,7 +69,12 @@ class DualEncoder(nn.Module):
             broadcast a parameter without dimensions.
         spec: the open_clip configuration it was built from: {"model_cfg": ..., "preprocess_cfg": ...}.
         context_length: tokens; captions are cut to this.
+
+    Attributes:
+        framework: what a framework adds to a training step; its parameters train, and are no part of the encoders.
     """
+
+    framework: Any  # a pipeline.frameworks.Framework or None: that room imports this one
 
     def __init__(self, clip: nn.Module, spec: dict[str, Any], context_length: int) -> None:
         super().__init__()
@@ -73,15 +83,29 @@ class DualEncoder(nn.Module):
         self.clip = clip
         self.spec = spec
         self.context_length = context_length
+        self.framework = None
 
     def forward(
-        self, pixel_values: Tensor | None = None, input_ids: Tensor | None = None, tokens: bool = False
+        self,
+        pixel_values: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        tokens: bool = False,
+        extras: dict[str, Tensor] | None = None,
     ) -> Features:
         """Encode images [B, 3, H, W] and/or token ids [B, L]; the two batch sizes may differ.
 
         With `tokens`, features per patch and per word come from the same pass; `check_tokens` tells which models
-        have them.
+        have them. With `extras`, the further inputs of a training batch, the framework encodes.
         """
+        if extras is not None and self.framework is not None:
+            encoded: Features = self.framework(self, pixel_values, input_ids, extras, tokens)
+            return encoded
+        return self.encode(pixel_values, input_ids, tokens)
+
+    def encode(
+        self, pixel_values: Tensor | None = None, input_ids: Tensor | None = None, tokens: bool = False
+    ) -> Features:
+        """`forward` without a framework."""
         image = text = image_tokens = text_tokens = text_mask = None
         if pixel_values is not None and tokens:
             image, image_tokens = image_with_tokens(self.clip.visual, pixel_values)
@@ -89,14 +113,20 @@ class DualEncoder(nn.Module):
         elif pixel_values is not None:
             image = self.encode_image(pixel_values, normalize=True)
         if input_ids is not None and tokens:
-            text, text_tokens, text_mask = text_with_tokens(self.clip.text, input_ids, self._no_words)
+            text, text_tokens, text_mask = text_with_tokens(self.clip.text, input_ids, self.no_words)
             text = F.normalize(text, dim=-1)
         elif input_ids is not None:
             text = self.encode_text(input_ids, normalize=True)
         return Features(image, text, self.logit_scale(), image_tokens, text_tokens, text_mask)
 
     @cached_property
-    def _no_words(self) -> NoWords:
+    def pad_id(self) -> int:
+        """The token id that captions are padded with."""
+        return CaptionTokenizer(self.spec).pad_id
+
+    @cached_property
+    def no_words(self) -> NoWords:
+        """Which token ids are no words."""
         return NoWords.of(self.spec)
 
     def encode_image(self, pixel_values: Tensor, normalize: bool = False) -> Tensor:
@@ -126,6 +156,13 @@ class DualEncoder(nn.Module):
                 if frozen or isinstance(module, nn.modules.batchnorm._BatchNorm):
                     module.eval()
         return self
+
+    def named_training(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """What trains: parameters of the encoders under open_clip's names, those of a framework as `framework.NAME`."""
+        framework = () if self.framework is None else self.framework.named_parameters(prefix="framework")
+        for name, parameter in chain(self.clip.named_parameters(), framework):
+            if parameter.requires_grad:
+                yield name, parameter
 
     def encoder_state(self) -> dict[str, Tensor]:
         """The weights under open_clip's own names and shapes (a scalar `logit_scale`)."""

@@ -50,10 +50,10 @@ class NoWords(NamedTuple):
 def image_with_tokens(tower: Any, pixel_values: Tensor) -> tuple[Tensor, Tensor]:
     """Images [B, 3, H, W] to the tower's output [B, D], and normalised patch features [B, P, D]."""
     if isinstance(tower, VisionTransformer):
-        with _giving_tokens(tower):
+        with giving_tokens(tower):
             pooled, patches = tower(pixel_values)
         patches = tower.ln_post(patches) if tower.final_ln_after_pool else patches
-        patches = _project(patches, tower.proj)
+        patches = project(patches, tower.proj)
     else:
         features = tower.trunk.forward_features(pixel_values)
         pooled = tower.head(tower.trunk.forward_head(features))
@@ -66,7 +66,7 @@ def text_with_tokens(tower: Any, input_ids: Tensor, no_words: NoWords) -> tuple[
 
     L' is L, or L - 1 where the tower keeps its class token to itself.
     """
-    with _giving_tokens(tower):
+    with giving_tokens(tower):
         pooled, tokens = tower(input_ids)
     words = no_words.words(input_ids)
     if isinstance(tower, HFTextEncoder):
@@ -74,7 +74,7 @@ def text_with_tokens(tower: Any, input_ids: Tensor, no_words: NoWords) -> tuple[
         words = words[:, 1:] if tokens.shape[1] < words.shape[1] else words  # the class token comes first
     else:
         tokens = tower.ln_final(tokens) if tower.cls_emb is not None else tokens
-        tokens = _project(tokens, tower.text_projection)
+        tokens = project(tokens, tower.text_projection)
     return pooled, F.normalize(tokens, dim=-1), words
 
 
@@ -111,26 +111,36 @@ def _refusal(kind: str, tower: Any, reason: str) -> str:
 def _places(trunk: Any, features: Tensor) -> Tensor:
     """Patches [B, P, C] of a timm trunk's features, through its own head; pooling one place leaves it as it is."""
     if features.ndim == 3:
-        patches = features[:, getattr(trunk, "num_prefix_tokens", 0) :]
-        for name in ("fc_norm", "head"):
-            patches = getattr(trunk, name, nn.Identity())(patches)
-        return patches
-    B = features.shape[0]
+        return _heads_of_tokens(trunk, features[:, getattr(trunk, "num_prefix_tokens", 0) :])
     last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
-    places = features if last else features.permute(0, 2, 3, 1)
-    places = places.reshape(-1, places.shape[-1])
-    heads: Tensor = trunk.forward_head(places[:, None, None, :] if last else places[:, :, None, None])
-    return heads.view(B, -1, heads.shape[-1])
+    return heads_of_places(trunk, (features if last else features.permute(0, 2, 3, 1)).flatten(1, 2))
 
 
-def _project(tokens: Tensor, projection: Any) -> Tensor:
+def heads_of_places(trunk: Any, places: Tensor) -> Tensor:
+    """Places [B, P, C] of a timm trunk's output, each through its own head: [B, P, D']."""
+    if hasattr(trunk, "num_prefix_tokens"):  # a ViT
+        return _heads_of_tokens(trunk, places)
+    flat = places.reshape(-1, places.shape[-1])
+    last = getattr(trunk, "output_fmt", "NCHW") == "NHWC"
+    heads: Tensor = trunk.forward_head(flat[:, None, None, :] if last else flat[:, :, None, None])
+    return heads.view(*places.shape[:2], heads.shape[-1])
+
+
+def _heads_of_tokens(trunk: Any, tokens: Tensor) -> Tensor:
+    for name in ("fc_norm", "head"):
+        tokens = getattr(trunk, name, nn.Identity())(tokens)
+    return tokens
+
+
+def project(tokens: Tensor, projection: Any) -> Tensor:
+    """Tokens [..., W] through a tower's projection, a matrix or a module; as they are where there is none."""
     if projection is None:
         return tokens
     return projection(tokens) if isinstance(projection, nn.Module) else tokens @ projection
 
 
 @contextmanager
-def _giving_tokens(tower: Any) -> Iterator[None]:
+def giving_tokens(tower: Any) -> Iterator[None]:
     """open_clip's towers return their tokens as well while this is set."""
     before = tower.output_tokens
     tower.output_tokens = True

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pipeline.config import Recipe
+from pipeline.config import PLAIN, Recipe
 from pipeline.data import TrainingData
 from pipeline.evaluate.encode import Encoder, TorchEncoder
+from pipeline.frameworks import make_framework
 from pipeline.model import DualEncoder, build_model
 from pipeline.model.formats import Weights, locate, read_weights
 from pipeline.model.freeze import freeze_layers, set_trainable
@@ -52,11 +53,12 @@ def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks
         seed=recipe.run.seed,
         captions=recipe.data.captions,
         augment=recipe.data.augment,
+        views=model.framework and model.framework.views(preprocess),
     )
-    optimizer = make_optimizer(model.clip, recipe.optimizer)
+    optimizer = make_optimizer(model.clip, recipe.optimizer, model.framework)
     engine = make_engine(model, optimizer, deepspeed_config, recipe.batch, micro_batch)
     encoder = TorchEncoder(engine, preprocess, tokenizer, ranks.device, next(engine.module.parameters()).dtype)
-    terms = make_terms(recipe, ranks.rank)
+    terms = make_terms(recipe, ranks.rank, model.framework)
     further = _further_inputs(terms, engine, encoder, train_dir, recipe, ranks)
     return Trainer(
         recipe=recipe,
@@ -118,6 +120,8 @@ def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:
         freeze_positions(model.clip.text, recipe.model.freeze_positions)
     if recipe.model.grad_checkpointing:
         checkpoint_gradients(model.clip)
+    if recipe.framework.name != PLAIN:
+        model.framework = make_framework(recipe.framework.name, recipe.framework.options(), model)
     return model.to(ranks.device), counts
 
 

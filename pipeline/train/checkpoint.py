@@ -2,8 +2,8 @@
 
 open_clip_model.safetensors   the encoders in open_clip's names: averaged weights where the recipe keeps an average
 open_clip_config.json         what open_clip builds them from
-training_state.safetensors    weight/NAME (where it is not what the encoders hold), exp_avg/NAME, exp_avg_sq/NAME,
-                              step/NAME: fp32, of every parameter that trains
+training_state.safetensors    weight/NAME and ema/NAME (where they are not what the encoders hold), exp_avg/NAME,
+                              exp_avg_sq/NAME, step/NAME: fp32, of every parameter that trains
 manifest.json                 where the run stands, sizes and hashes of the files; written last
 """
 
@@ -51,8 +51,8 @@ def save_checkpoint(weights: TrainedWeights, run: Run, state: dict[str, Any], ke
     def write() -> Path:
         tensors = {f"{m}/{name}": found[m][name] for m in MOMENTS for name in steps}
         tensors |= {f"step/{name}": torch.tensor(count) for name, count in steps.items()}
-        if "ema" in found:
-            tensors |= {f"weight/{name}": tensor for name, tensor in found["weight"].items()}
+        tensors |= {f"weight/{n}": t for n, t in found["weight"].items() if "ema" in found or n not in encoders}
+        tensors |= {f"ema/{n}": t for n, t in found.get("ema", {}).items() if n not in encoders}
         return _write(run, tensors, encoders, norms, weights.engine.module.spec, manifest, keep)
 
     return Checkpoint(weights.ranks.on_main(write))
@@ -71,6 +71,7 @@ def load_training_state(weights: TrainedWeights, checkpoint: Checkpoint) -> dict
         safe_open(checkpoint.path / WEIGHTS, "pt") as encoders,
         safe_open(checkpoint.path / STATE, "pt") as training,
     ):
+        known = set(encoders.keys())
         stored = {key.removeprefix("step/") for key in list(training.keys()) if key.startswith("step/")}
         if stored != weights.parameters.keys():
             other = sorted(stored ^ weights.parameters.keys())
@@ -80,7 +81,7 @@ def load_training_state(weights: TrainedWeights, checkpoint: Checkpoint) -> dict
             raise ValueError(f"{checkpoint.path} holds no averaged weights: resume without ema.decay")
 
         def tensor(kind: str, name: str) -> Tensor:
-            in_encoders = kind == "ema" or (kind == "weight" and not averaged)
+            in_encoders = name in known and (kind == "ema" or (kind == "weight" and not averaged))
             return encoders.get_tensor(name) if in_encoders else training.get_tensor(f"{kind}/{name}")
 
         weights.set(tensor, {name: int(training.get_tensor(f"step/{name}")) for name in stored})
@@ -192,7 +193,8 @@ def _check_written(aside: Path, norms: dict[str, float], encoders: dict[str, Ten
         with safe_open(aside / WEIGHTS, "pt") as file, safe_open(aside / STATE, "pt") as training:
             wrong = sorted(set(file.keys()) ^ encoders.keys())
             for name, norm in norms.items():
-                read = training.get_tensor(f"weight/{name}") if averaged else file.get_tensor(name)
+                apart = averaged or name not in encoders
+                read = training.get_tensor(f"weight/{name}") if apart else file.get_tensor(name)
                 if float(read.double().norm()) != norm:
                     wrong.append(name)
     except SafetensorError as error:

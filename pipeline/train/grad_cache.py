@@ -16,6 +16,7 @@ every parameter takes part in every backward.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from pipeline.model import Features
 
 _NO_GRADIENT = "text_mask"
 _SHARED = "logit_scale"
+_OWN = "further"  # of a framework, whose terms are over one micro-batch
 
 
 class FeatureCache:
@@ -39,7 +41,9 @@ class FeatureCache:
 
     def __init__(self, parts: Sequence[Features]) -> None:
         self._parts = parts
-        fields = {name: self._join(name) for name in Features._fields if getattr(parts[0], name) is not None}
+        fields: dict[str, Any] = {
+            name: self._join(name) for name in Features._fields if name != _OWN and getattr(parts[0], name) is not None
+        }
         self.whole = Features(**fields)
         self._gradients: dict[str, Tensor] = {}
 

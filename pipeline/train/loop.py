@@ -211,7 +211,10 @@ class Trainer:
         for group in self.engine.optimizer.param_groups:
             group["lr"] = group["peak_lr"] * factor
         objective = self.stepper.terms.objective
-        objective.set_progress(self.step / self.total_steps)
+        progress = self.step / self.total_steps
+        objective.set_progress(progress)
+        if self.stepper.terms.framework is not None:
+            self.stepper.terms.framework.set_progress(progress, progress * self.recipe.schedule.epochs)
 
         bad: list[str] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from fnmatch import fnmatchcase
+from itertools import chain
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from pipeline.model.layers import places
 from pipeline.model.positions import decays
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
+def make_optimizer(model: nn.Module, config: OptimizerConfig, framework: nn.Module | None = None) -> torch.optim.AdamW:
     """AdamW over the parameters that train.
 
     Biases, norms, the temperature and every other parameter of at most one dimension are not decayed. Each group
@@ -25,11 +26,15 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
         model: an open_clip model with `requires_grad` set.
         config: `lr_overrides` maps shell patterns of parameter names to learning rates, without any decay by layer; the
             first match counts.
+        framework: its parameters train as well, and are called `framework.NAME`.
 
     Raises:
         ValueError: nothing trains, or a pattern matches nothing that trains.
     """
-    named = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
+    further = () if framework is None else framework.named_parameters(prefix="framework")
+    named = [
+        (name, parameter) for name, parameter in chain(model.named_parameters(), further) if parameter.requires_grad
+    ]
     if not named:
         raise ValueError("no parameter trains; see model.trainable")
     for pattern in config.lr_overrides:

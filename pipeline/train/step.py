@@ -148,9 +148,21 @@ class Stepper:
             pixel_values=batch["pixel_values"].to(device, dtype, non_blocking=True),
             input_ids=batch["input_ids"].to(device, non_blocking=True),
             tokens=self.terms.token is not None,
+            extras=self._extras(batch),
         )
         self.logit_scale = float(features.logit_scale.detach())
         return features
+
+    def _extras(self, batch: Batch) -> dict[str, Tensor] | None:
+        """The views of a framework, floats in the model's precision; empty where it reads none."""
+        if self.terms.framework is None:
+            return None
+        device, dtype = self.ranks.device, next(self.engine.module.parameters()).dtype
+        extras = (batch["extras"] or {}).items()
+        return {
+            name: view.to(device, dtype if view.is_floating_point() else None, non_blocking=True)
+            for name, view in extras
+        }
 
     def _values(self, features: Features, batches: Sequence[Batch], over: Over) -> dict[str, Tensor]:
         keys = torch.cat([batch["key"] for batch in batches]).to(self.ranks.device)

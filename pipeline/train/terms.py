@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from pipeline.config import Recipe
+from pipeline.frameworks import Framework
 from pipeline.model import Features
 from pipeline.objective import make_objective
 from pipeline.objective.token import TokenLoss
@@ -20,12 +21,13 @@ Over = Literal["micro-batch", "step"]
 
 @dataclass
 class Terms:
-    """L = L_objective + token_weight L_tok.
+    """L = L_objective + token_weight L_tok + the weighted terms of a framework.
 
     Attributes:
         objective: called with image features, text features, logit_scale, ids and whatever else it `needs`.
         token: L_tok, or None.
         token_weight: its weight.
+        framework: its own terms are over one micro-batch.
         objective_over, token_over: one micro-batch, or all those of an optimizer step.
         per_rank: whether the objective sees this rank's pairs alone, so that its value differs between ranks.
         phase: counts the time of the terms and of their gradients with respect to the features.
@@ -34,6 +36,7 @@ class Terms:
     objective: Any
     token: TokenLoss | None = None
     token_weight: float = 0.0
+    framework: Framework | None = None
     objective_over: Over = "micro-batch"
     token_over: Over = "micro-batch"
     per_rank: bool = False
@@ -70,11 +73,16 @@ class Terms:
             values["token"] = self.token(
                 features.image_tokens, features.text_tokens, features.text_mask, features.logit_scale, ids=ids
             )
+        if self.framework is not None and over == "micro-batch":
+            values |= self.framework.terms(features, ids)
         return values
 
     def total(self, values: dict[str, Any]) -> Any:
         """The weighted sum of terms, tensors or numbers; None of none."""
-        weighted = [v if name == "objective" else self.token_weight * v for name, v in values.items()]
+        weights = {"objective": 1.0, "token": self.token_weight}
+        if self.framework is not None:
+            weights |= self.framework.weights()
+        weighted = [v if weights[name] == 1 else weights[name] * v for name, v in values.items()]
         return sum(weighted[1:], weighted[0]) if weighted else None
 
 
@@ -86,13 +94,15 @@ def _count_backward(phase: Phase, features: Features, values: dict[str, Tensor])
     for value in values.values():
         if value.requires_grad:
             value.register_hook(lambda _: phase.begin())
-    for feature in features:
+    for feature in (*features[:-1], *(features.further or {}).values()):
         if feature is not None and feature.requires_grad:
             feature.register_hook(lambda _: phase.end())
 
 
-def make_terms(recipe: Recipe, rank: int) -> Terms:
-    """The terms that a recipe names. With `batch.negatives: rank` the objective gets a process group of its own.
+def make_terms(recipe: Recipe, rank: int, framework: Framework | None = None) -> Terms:
+    """The terms that a recipe names, and its framework's.
+
+    With `batch.negatives: rank` the objective gets a process group of its own.
 
     Raises:
         ValueError: an objective that cannot leave the other ranks out.
@@ -108,6 +118,7 @@ def make_terms(recipe: Recipe, rank: int) -> Terms:
         objective,
         TokenLoss() if token.weight else None,
         token.weight,
+        framework,
         objective_over="step" if several and batch.negatives != "micro" else "micro-batch",
         token_over="step" if several and token.scope == "global" else "micro-batch",
         per_rank=batch.negatives == "rank",

@@ -66,7 +66,7 @@ class TrainedWeights:
         self.torch_optimizer = getattr(engine.optimizer, "optimizer", engine.optimizer)
         if getattr(self.optimizer, "swap_optimizer", False):
             raise ValueError("optimizer state on NVMe cannot be saved: set offload_optimizer.device to cpu or none")
-        self.parameters = {n: p for n, p in engine.module.clip.named_parameters() if p.requires_grad}
+        self.parameters = dict(engine.module.named_training())
         self.pieces = self._find_pieces()
         self.ema_decay = ema_decay
         self.average = {} if ema_decay is None else {n: p.master.clone() for n, p in self.pieces.items()}
@@ -159,7 +159,7 @@ class TrainedWeights:
 
     def live(self, name: str) -> Tensor:
         """A parameter as the model computes with it, whole. Collective under ZeRO-3."""
-        parameter = dict(self.engine.module.clip.named_parameters())[name]
+        parameter = self.parameters[name] if name in self.parameters else self.engine.module.clip.get_parameter(name)
         with GatheredParameters([parameter], enabled=self.engine.zero_optimization_partition_weights()):
             return parameter.detach().clone()
 
