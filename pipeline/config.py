@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, ValidationError, model_validator
 from yaml import MarkedYAMLError, YAMLError
 
-from pipeline.sections import DataConfig, ModelConfig, Section
+from pipeline.sections import AdapterConfig, DataConfig, ModelConfig, Section
 
 DEFAULT_RECIPE = "default"
 PLAIN = "plain"  # fine-tuning without a framework
@@ -188,6 +188,7 @@ class Recipe(Section):
     objective: ObjectiveConfig
     token: TokenConfig = TokenConfig()
     framework: FrameworkConfig = FrameworkConfig()
+    adapters: AdapterConfig = AdapterConfig()
     batch: BatchConfig
     optimizer: OptimizerConfig
     schedule: ScheduleConfig
@@ -307,13 +308,13 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Any:
 
 def _merge_over(base: Any, values: Any) -> Any:
     """`values` over `base`. Another objective or framework takes other parameters, so it does not inherit them."""
-    for section in ("objective", "framework"):
+    for section in ("objective", "framework", "adapters"):
         for part in (base, values):
             word = OmegaConf.select(part, section)
             if isinstance(word, str):  # `objective: hn` is short for `objective: {name: hn}`
                 part[section] = {"name": word}
         name = OmegaConf.select(values, f"{section}.name")
-        if name is not None and name != OmegaConf.select(base, f"{section}.name"):
+        if section != "adapters" and name is not None and name != OmegaConf.select(base, f"{section}.name"):
             base.pop(section, None)
     return OmegaConf.merge(base, values)
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveInt, model_validator
+from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 
 class Section(BaseModel):
@@ -65,6 +65,26 @@ class FreezeConfig(Section):
     text: Literal["none", "all"] | NonNegativeInt = "none"
 
 
+class AdapterConfig(Section):
+    """Low-rank adapters (LoRA, DoRA) that train in place of the layers they stand on, and are merged when saved.
+
+    `adapters: lora` is short for `adapters: {name: lora}`.
+    """
+
+    name: Literal["none", "lora", "dora"] = "none"
+    r: PositiveInt = Field(16, description="rank of the update of a layer")
+    alpha: PositiveFloat = Field(16, description="an update counts alpha / r times")
+    dropout: float = Field(0.0, ge=0, lt=1, description="of what goes into an adapter, in training")
+    targets: list[str] = Field(
+        ["attention"], min_length=1, description="attention (q, k, v, out), mlp, or shell patterns of layer names"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_word(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class ModelConfig(Section):
     """Which dual encoder, where its weights come from, and which of its parameters train.
 
@@ -78,7 +98,9 @@ class ModelConfig(Section):
     image_size: PositiveInt | None = Field(None, description="pixels; the model's own when not given")
     context_length: PositiveInt | None = Field(None, description="tokens a caption is cut to; the model's own if unset")
     keep_positions: NonNegativeInt = Field(20, description="positions that a stretched context leaves as they are")
-    trainable: list[str] = Field(["*"], description="shell patterns of the parameter names that train")
+    trainable: list[str] = Field(
+        ["*"], description="shell patterns of what trains; beside adapters, where '*' is the temperature alone"
+    )
     freeze: FreezeConfig = FreezeConfig()
     freeze_positions: PositiveInt | None = Field(None, description="positions that do not train, in Long-CLIP 20")
     patch_dropout: float | None = Field(None, ge=0, lt=1, description="share of the patches left out in training")

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 TINY_SPLITS = {"train": 64, "val": 24, "test": 24}
 
 
-def write_tiny_set(folder: Path) -> Path:
-    """A real set of OpenMoji pictures under `folder`: 64 train, 24 val and 24 test pairs, 96 px.
+def write_tiny_set(folder: Path, sizes: dict[str, int] = TINY_SPLITS) -> Path:
+    """A real set of OpenMoji pictures under `folder`: pairs per split as in `sizes`, 96 px.
 
     Every third pair has two captions. Skips the test where the packages are missing.
     """
@@ -26,7 +26,7 @@ def write_tiny_set(folder: Path) -> Path:
 
     pictures = folder / "pictures"
     pictures.mkdir(parents=True)
-    rows = _draw(pictures)
+    rows = _draw(pictures, sizes)
     source = folder / "captions.jsonl"
     source.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     out = folder / "set"
@@ -34,17 +34,17 @@ def write_tiny_set(folder: Path) -> Path:
     return out
 
 
-def _draw(pictures: Path) -> list[dict[str, Any]]:
+def _draw(pictures: Path, sizes: dict[str, int]) -> list[dict[str, Any]]:
     """PNG files with the pictures, and the rows that describe them."""
     import resvg_py
 
     from shards.sources.openmoji import describe, picture_name, svg_files
 
-    wanted = sum(TINY_SPLITS.values())
+    wanted = sum(sizes.values())
     named = [(code, path) for code, path in svg_files().items() if picture_name(code)]
     chosen = named[:: len(named) // wanted][:wanted]
     random.Random(0).shuffle(chosen)  # sorted by code, flags would be train and people test
-    parts = [part for part, size in TINY_SPLITS.items() for _ in range(size)]
+    parts = [part for part, size in sizes.items() for _ in range(size)]
     rows = []
     for number, ((code, path), part) in enumerate(zip(chosen, parts, strict=True)):
         name = picture_name(code)

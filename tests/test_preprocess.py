@@ -83,3 +83,32 @@ def test_config_round_trip_and_unknown_modes():
     for wrong in ({"interpolation": "nearest"}, {"resize_mode": "longest"}):
         with pytest.raises(ValueError, match=r"bicubic, bilinear .*shortest, squash"):
             Preprocess.from_config({**transform.to_config(), **wrong})
+
+
+@pytest.mark.parametrize("resize_mode", ["shortest", "squash"])
+@pytest.mark.parametrize("size", [(64, 64), (97, 57), (57, 97), (33, 31), (200, 130), (20, 30)])
+def test_a_box_lies_where_a_painted_rectangle_comes_to_lie(size, resize_mode):
+    """The middle of every edge that can be seen is where the brightness passes one half."""
+    transform = Preprocess(48, (0.0,) * 3, (1.0,) * 3, "bilinear", resize_mode)
+    width, height = size
+    box = (width // 4, height // 3, width // 4 + width // 2, height // 3 + height // 2)
+    picture = Image.new("RGB", size)
+    picture.paste((255, 255, 255), box)
+    seen = transform(picture)[0] > 0.5
+    (rows,), (columns,) = np.nonzero(seen.any(axis=1)), np.nonzero(seen.any(axis=0))
+    expected = np.clip(transform.box(size, box), 0, 48)
+    np.testing.assert_allclose([columns[0], rows[0], columns[-1] + 1, rows[-1] + 1], expected, atol=0.5 + 1e-9)
+
+
+def test_what_the_crop_leaves_out_lies_outside():
+    """100 x 50 to 10 x 10: a fifth of the scale, and 5 of the 20 columns go on each side."""
+    transform = Preprocess(10, (0.0,) * 3, (1.0,) * 3)
+    assert transform.box((100, 50), (0, 0, 100, 50)) == (-5.0, 0.0, 15.0, 10.0)
+    assert transform.box((50, 100), (25, 0, 50, 20)) == (5.0, -5.0, 10.0, -1.0)
+
+
+def test_a_reducing_gap_gives_nearly_the_same():
+    smooth = picture(8, 6).resize((800, 600), Image.Resampling.BICUBIC)
+    transform = Preprocess(64, (0.0,) * 3, (1.0,) * 3)
+    exact, quick = (np.asarray(image, float) for image in (transform.fit(smooth), transform.fit(smooth, 1.0)))
+    assert 0 < np.abs(exact - quick).max() < 8

@@ -170,7 +170,7 @@ class TrainingData:
         views: what a framework reads of a pair besides; nothing by default.
 
     Raises:
-        ValueError: the split has fewer pairs than one global micro-batch.
+        ValueError: the split has fewer pairs than one global micro-batch, or the views do not follow `augment`.
     """
 
     def __init__(
@@ -188,6 +188,8 @@ class TrainingData:
         views: Views | None = None,
     ) -> None:
         choices = captions or CaptionConfig(), augment or AugmentConfig(), views
+        if views is not None:
+            views.check(choices[1])
         self.dataset = build_dataset(lambda: PairDataset(split_dir, preprocess, batch_size, seed, *choices))
         self.batch_size = batch_size
         self.world_size = world_size

@@ -10,10 +10,18 @@ from PIL import Image
 from torch import Tensor
 
 from pipeline.model.tokenizer import CaptionTokenizer
+from pipeline.sections import AugmentConfig
 
 
 class Views:
     """What a framework reads of a pair beside the picture and the caption; works in the loader's processes."""
+
+    def check(self, augment: AugmentConfig) -> None:
+        """Refuse an augmentation that these views cannot follow; by default they follow any.
+
+        Raises:
+            ValueError: says why, and what to do.
+        """
 
     def of_pair(self, sample: dict[str, Any], image: Image.Image, caption: str, draw: random.Random) -> dict[str, Any]:
         """The views of one pair.

@@ -8,12 +8,14 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.frameworks.base import Framework
+from pipeline.frameworks.goal import Goal
 from pipeline.frameworks.longclip import LongClip
 from pipeline.model import DualEncoder
 from pipeline.sections import Section
 
 FRAMEWORKS: dict[str, type[Framework]] = {
     "longclip": LongClip,
+    "goal": Goal,
 }
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from functools import cached_property
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -14,6 +14,9 @@ from torch import Tensor, nn
 
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.model.tokens import NoWords, image_with_tokens, text_with_tokens
+
+if TYPE_CHECKING:
+    from pipeline.model.adapters.base import Adapters
 
 MAX_LOG_SCALE = math.log(100.0)  # CLIP's own bound on the inverse temperature
 
@@ -72,6 +75,7 @@ class DualEncoder(nn.Module):
 
     Attributes:
         framework: what a framework adds to a training step; its parameters train, and are no part of the encoders.
+        adapters: what adapters stand on the encoders' layers, if any (`pipeline.model.adapters.adapt`).
     """
 
     framework: Any  # a pipeline.frameworks.Framework or None: that room imports this one
@@ -84,6 +88,7 @@ class DualEncoder(nn.Module):
         self.spec = spec
         self.context_length = context_length
         self.framework = None
+        self.adapters: Adapters | None = None
 
     def forward(
         self,
@@ -165,8 +170,10 @@ class DualEncoder(nn.Module):
                 yield name, parameter
 
     def encoder_state(self) -> dict[str, Tensor]:
-        """The weights under open_clip's own names and shapes (a scalar `logit_scale`)."""
+        """The weights under open_clip's own names and shapes (a scalar `logit_scale`), adapters merged."""
         state = dict(self.clip.state_dict())
+        if self.adapters is not None:
+            state = self.adapters.merged(state)
         state["logit_scale"] = state["logit_scale"].reshape(())
         return state
 

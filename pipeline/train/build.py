@@ -10,6 +10,7 @@ from pipeline.data import TrainingData
 from pipeline.evaluate.encode import Encoder, TorchEncoder
 from pipeline.frameworks import make_framework
 from pipeline.model import DualEncoder, build_model
+from pipeline.model.adapters import adapt
 from pipeline.model.formats import Weights, locate, read_weights
 from pipeline.model.freeze import freeze_layers, set_trainable
 from pipeline.model.memory import checkpoint_gradients
@@ -114,8 +115,11 @@ def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:
     model = build_model(recipe.model, _initial_weights(recipe, ranks))
     if recipe.token.weight:
         check_tokens(model.clip)
-    set_trainable(model.clip, recipe.model.trainable)
-    counts = freeze_layers(model.clip, recipe.model.freeze)
+    if recipe.adapters.name != "none":
+        counts = adapt(model, recipe.adapters, recipe.model.trainable, recipe.model.freeze)
+    else:
+        set_trainable(model.clip, recipe.model.trainable)
+        counts = freeze_layers(model.clip, recipe.model.freeze)
     if recipe.model.freeze_positions is not None:
         freeze_positions(model.clip.text, recipe.model.freeze_positions)
     if recipe.model.grad_checkpointing:

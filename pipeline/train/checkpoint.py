@@ -4,6 +4,8 @@ open_clip_model.safetensors   the encoders in open_clip's names: averaged weight
 open_clip_config.json         what open_clip builds them from
 training_state.safetensors    weight/NAME and ema/NAME (where they are not what the encoders hold), exp_avg/NAME,
                               exp_avg_sq/NAME, step/NAME: fp32, of every parameter that trains
+adapter/                      adapters alone, where a run has them (`pipeline.model.adapters.files`): the encoders have
+                              them merged, and what is frozen under them comes from the recipe's model
 manifest.json                 where the run stands, sizes and hashes of the files; written last
 """
 
@@ -21,11 +23,13 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from pipeline.model.adapters.files import AdapterFiles, adapter_files
 from pipeline.runs import MANIFEST, MODEL_CONFIG, WEIGHTS, Checkpoint, Run, read_json, sha256_of, write_json
 from pipeline.train.weights import MOMENTS, TrainedWeights
 from shards.staging import sync
 
 STATE = "training_state.safetensors"
+ADAPTER = "adapter"
 _SPARE_BYTES = 16 << 20  # left free on the disk for the logs
 
 
@@ -47,13 +51,17 @@ def save_checkpoint(weights: TrainedWeights, run: Run, state: dict[str, Any], ke
     encoders = encoder_state(weights, found.get("ema", found["weight"]))
     norms = _live_norms(weights, found["weight"])
     manifest = {**state, "scaler": weights.scaler(), "ema_decay": weights.ema_decay}
+    model = weights.engine.module
+    if model.adapters is not None:
+        manifest["backbone"] = model.adapters.frozen
 
     def write() -> Path:
         tensors = {f"{m}/{name}": found[m][name] for m in MOMENTS for name in steps}
         tensors |= {f"step/{name}": torch.tensor(count) for name, count in steps.items()}
         tensors |= {f"weight/{n}": t for n, t in found["weight"].items() if "ema" in found or n not in encoders}
         tensors |= {f"ema/{n}": t for n, t in found.get("ema", {}).items() if n not in encoders}
-        return _write(run, tensors, encoders, norms, weights.engine.module.spec, manifest, keep)
+        apart = None if model.adapters is None else adapter_files(model, found.get("ema", found["weight"]))
+        return _write(run, tensors, encoders, norms, model.spec, manifest, keep, apart)
 
     return Checkpoint(weights.ranks.on_main(write))
 
@@ -67,6 +75,7 @@ def load_training_state(weights: TrainedWeights, checkpoint: Checkpoint) -> dict
         ValueError: the checkpoint is of other parameters, or says nothing of an average that the recipe keeps.
     """
     manifest: dict[str, Any] = read_json(checkpoint.path / MANIFEST)
+    _check_backbone(weights, manifest, checkpoint)
     with (
         safe_open(checkpoint.path / WEIGHTS, "pt") as encoders,
         safe_open(checkpoint.path / STATE, "pt") as training,
@@ -85,7 +94,8 @@ def load_training_state(weights: TrainedWeights, checkpoint: Checkpoint) -> dict
             return encoders.get_tensor(name) if in_encoders else training.get_tensor(f"{kind}/{name}")
 
         weights.set(tensor, {name: int(training.get_tensor(f"step/{name}")) for name in stored})
-        _load_the_rest(weights, encoders)
+        if weights.engine.module.adapters is None:
+            _load_the_rest(weights, encoders)
     weights.set_scaler(manifest["scaler"])
     weights.engine.global_steps = manifest["step"]
     return manifest
@@ -107,8 +117,21 @@ def encoder_state(weights: TrainedWeights, trained: dict[str, Tensor]) -> dict[s
         elif weights.ranks.is_main:
             state[name] = trained[name]
     if weights.ranks.is_main:
+        if weights.engine.module.adapters is not None:
+            state = weights.engine.module.adapters.merged(state)
         state["logit_scale"] = state["logit_scale"].reshape(())
     return state
+
+
+def _check_backbone(weights: TrainedWeights, manifest: dict[str, Any], checkpoint: Checkpoint) -> None:
+    """Merged encoders do not give back what their adapters stand on: the recipe's model must still be the same."""
+    adapters = weights.engine.module.adapters
+    if adapters is not None and manifest.get("backbone") != adapters.frozen:
+        raise ValueError(
+            f"{checkpoint.path}: its adapters were trained on other frozen weights than the recipe's model has now; "
+            "have the files behind model.name, model.pretrained or model.init changed, or is there a newer run of that "
+            "name? Put them back, or name the first ones in the run's recipe.yaml"
+        )
 
 
 def _load_the_rest(weights: TrainedWeights, encoders: Any) -> None:
@@ -154,23 +177,36 @@ def _write(
     spec: dict[str, Any],
     manifest: dict[str, Any],
     keep: int,
+    adapter: AdapterFiles | None = None,
 ) -> Path:
     folder = run.path / "checkpoints"
     aside = folder / f".step-{manifest['step']:08d}.writing"
     _clear_leftovers(folder)
     aside.mkdir(parents=True)
     try:
-        _check_room(folder, [*training.values(), *encoders.values()])
+        apart = {} if adapter is None else adapter.tensors
+        _check_room(folder, [t for part in (training, encoders, *apart.values()) for t in part.values()])
         _save_tensors(training, aside / STATE)
         _save_tensors(encoders, aside / WEIGHTS)
         _check_written(aside, norms, encoders, averaged=manifest["ema_decay"] is not None)
         write_json(aside / MODEL_CONFIG, spec)
+        if adapter is not None:
+            _write_adapter(adapter, aside / ADAPTER)
         final = _publish(aside, manifest, run)
     except OSError:
         shutil.rmtree(aside, ignore_errors=True)  # a full disk needs the room for its logs
         raise
     _drop_old(run, keep)
     return final
+
+
+def _write_adapter(files: AdapterFiles, folder: Path) -> None:
+    folder.mkdir()
+    for name, tensors in files.tensors.items():
+        _save_tensors(tensors, folder / name)
+    for name, content in files.json.items():
+        write_json(folder / name, content)
+    sync(folder)
 
 
 def _check_room(folder: Path, tensors: list[Tensor]) -> None:

@@ -94,11 +94,11 @@ def parts(split: Path, preprocess: Preprocess, tokenizer: CaptionTokenizer, coun
     reader = ShardReader(split)
     samples = [reader[k] for k in range(count)]
     images = [decode_rgb(sample["image"]) for sample in samples]
-    fitted = [preprocess._fit(image) for image in images]
+    fitted = [preprocess.fit(image) for image in images]
     stages: dict[str, Callable[[], object]] = {
         "read from the shard": lambda: [reader[k] for k in range(count)],
         "decode JPEG": lambda: [decode_rgb(sample["image"]) for sample in samples],
-        "resize and crop": lambda: [preprocess._fit(image) for image in images],
+        "resize and crop": lambda: [preprocess.fit(image) for image in images],
         "scale and normalise": lambda: [preprocess(image) for image in fitted],
         "tokenize": lambda: tokenizer([sample["captions"][0] for sample in samples]),
     }

@@ -51,15 +51,15 @@ def split_attentions(clip: nn.Module) -> list[Packed]:
 def pack_attention(clip: nn.Module, packed: Packed) -> None:
     """Make an attention what it was before `split_attentions`, with the weights that its parts have now."""
     module: Any = clip.get_submodule(packed.name)
-    trains = module.q_proj.weight.requires_grad
+    trains, biases_train = (bool(p is not None and p.requires_grad) for p in (module.q_proj.weight, module.q_proj.bias))
     state = {f"{packed.name}.{name}": parameter.detach() for name, parameter in module.named_parameters()}
     packed.pack(state)
     for part in PARTS:
         delattr(module, part)
     for name in ("in_proj_weight", *(f"{part}_weight" for part in PARTS), "in_proj_bias"):
         if (tensor := state.get(f"{packed.name}.{name}")) is not None:
-            module.register_parameter(name, nn.Parameter(tensor, requires_grad=trains))
-    module.__class__ = type(module).__mro__[1]
+            module.register_parameter(name, nn.Parameter(tensor, biases_train if name == "in_proj_bias" else trains))
+    module.__class__ = type(module).__base__
 
 
 def _split(name: str, module: Any) -> Packed:

@@ -68,7 +68,7 @@ def matching(layers: Sequence[str], targets: Sequence[str]) -> list[str]:
 
 
 def _word_of(name: str) -> str | None:
-    """The word that means this layer: from its own name upwards, the first that speaks of either; blocks are numbered."""
+    """The word that means this layer: what the innermost part of its name speaks of; blocks are numbered."""
     if re.search(r"\.\d+\.", name) is None and "attn" not in name:
         return None
     for part in reversed(name.lower().split(".")):
