@@ -9,9 +9,9 @@ from fnmatch import fnmatchcase
 import torch
 from torch import nn
 
-from pipeline.config import OptimizerConfig, ScheduleConfig
 from pipeline.model.layers import places
 from pipeline.model.positions import decays
+from pipeline.training_sections import OptimizerConfig, ScheduleConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.AdamW:
