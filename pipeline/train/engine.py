@@ -9,8 +9,9 @@ from typing import Any
 import deepspeed
 import torch
 
-from pipeline.config import BatchConfig, find_config
+from pipeline.config import find_config
 from pipeline.model import DualEncoder
+from pipeline.training_sections import BatchConfig
 
 _OWNED_BY_THE_RECIPE = {
     "train_batch_size": "batch.size",

@@ -10,9 +10,9 @@ from itertools import chain
 import torch
 from torch import nn
 
-from pipeline.config import OptimizerConfig, ScheduleConfig
 from pipeline.model.layers import places
 from pipeline.model.positions import decays
+from pipeline.training_sections import OptimizerConfig, ScheduleConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig, framework: nn.Module | None = None) -> torch.optim.AdamW:

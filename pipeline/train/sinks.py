@@ -18,8 +18,9 @@ from typing import Any, Protocol
 
 from torch.utils.tensorboard import SummaryWriter
 
-from pipeline.config import LogConfig, Recipe
+from pipeline.config import Recipe
 from pipeline.metrics import METRICS, flat, parse_lines
+from pipeline.training_sections import LogConfig
 
 
 class Sink(Protocol):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import torch
 from open_clip.transformer import Attention
 from torch import Tensor, nn
 
-from export.onnx import TEXT, VISION, export_tower
+from export.onnx import TEXT, export_tower
 from pipeline.model import DualEncoder
 from pipeline.model.adapters import adapt, adapter_files, load_adapter, merge_adapters
 from pipeline.model.adapters.attention import pack_attention, split_attentions
@@ -32,7 +34,7 @@ TOWERS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
     "class token at the end": (VIT, {"embed_cls": True}),  # a mask per head
     "attentional pooler": (VIT | {"attentional_pool": True, "attn_pooler_heads": 2}, {}),  # keys of another width
     "convolutions and BERT": (LITE, BERT),
-    "timm": ({"timm_model_name": "test_vit2", "timm_pool": "token", "timm_proj": "linear", "image_size": 64}, {}),
+    "timm": ({"timm_model_name": "test_vit2", "timm_pool": "avg", "timm_proj": "linear", "image_size": 64}, {}),
     "OpenAI's ResNet": (RESNET, {}),
 }
 PLAIN = {"trainable": ["*"], "freeze": FreezeConfig()}
@@ -61,9 +63,20 @@ def move(model: DualEncoder, size: float = 0.1) -> None:
                 parameter.add_(size * torch.randn(parameter.shape, generator=generator))
 
 
-def adapted(folder: Path, kind: str = "lora", towers: str = "plain", **options: Any) -> DualEncoder:
+@cache
+def _built(towers: str) -> DualEncoder:
     vision, text = TOWERS[towers]
-    model = tiny_clip(folder, vision, **text)
+    with tempfile.TemporaryDirectory() as folder:
+        return tiny_clip(Path(folder), vision, **text)
+
+
+def backbone(towers: str = "plain") -> DualEncoder:
+    """A model without adapters, always with the same weights."""
+    return copy.deepcopy(_built(towers))
+
+
+def adapted(kind: str = "lora", towers: str = "plain", **options: Any) -> DualEncoder:
+    model = backbone(towers)
     torch.manual_seed(3)
     adapt(model, AdapterConfig(name=kind, r=4, alpha=6, **options), **PLAIN)
     return model
@@ -86,7 +99,7 @@ def anatomy(model: DualEncoder) -> list[Any]:
 @pytest.mark.parametrize("kind", ["torch", "sequence first", "other keys", "open_clip"])
 def test_attention_taken_apart_computes_the_same_and_packs_again(kind, mask):
     if kind == "open_clip":
-        module: nn.Module = Attention(16, 4, qk_norm=True, scale_heads=True, inner_norm=True)
+        module: nn.Module = Attention(16, 4, qk_norm=True, scale_heads=True, inner_norm=True, norm_layer=nn.LayerNorm)
     else:
         widths = {"kdim": 12, "vdim": 12} if kind == "other keys" else {}
         module = nn.MultiheadAttention(16, 4, batch_first=kind != "sequence first", **widths)
@@ -125,9 +138,8 @@ def test_attention_taken_apart_computes_the_same_and_packs_again(kind, mask):
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
 @pytest.mark.parametrize("towers", TOWERS)
-def test_merged_features_are_the_unmerged_ones_and_the_backbone_has_its_own_parts_again(kind, towers, tmp_path):
-    vision, text = TOWERS[towers]
-    model = tiny_clip(tmp_path, vision, **text)
+def test_merged_features_are_the_unmerged_ones_and_the_backbone_has_its_own_parts_again(kind, towers):
+    model = backbone(towers)
     before, parts = features(model), anatomy(model)
     adapt(model, AdapterConfig(name=kind, r=4, targets=["attention", "mlp"]), **PLAIN)
     for now, was in zip(features(model), before, strict=True):
@@ -142,10 +154,10 @@ def test_merged_features_are_the_unmerged_ones_and_the_backbone_has_its_own_part
 
 
 @pytest.mark.parametrize("kind", ["lora", "dora"])
-def test_merged_weights_follow_the_formula(kind, tmp_path):
+def test_merged_weights_follow_the_formula(kind):
     """A loop over the rows, in float64, for the keys of a packed attention; scale 6 / 4."""
-    base = tiny_clip(tmp_path, VIT).encoder_state()["text.transformer.resblocks.1.attn.in_proj_weight"]
-    model = adapted(tmp_path, kind, targets=["text.*.1.attn.[kv]_proj"])
+    base = backbone().encoder_state()["text.transformer.resblocks.1.attn.in_proj_weight"]
+    model = adapted(kind, targets=["text.*.1.attn.[kv]_proj"])
     move(model)
     at = "text.transformer.resblocks.1.attn.k_proj"
     live = {name: parameter.detach().double().numpy() for name, parameter in model.clip.named_parameters()}
@@ -161,9 +173,9 @@ def test_merged_weights_follow_the_formula(kind, tmp_path):
     assert np.abs(merged[64:] - expected[64:]).max() > 0.01, "values are adapted as well"
 
 
-def test_gradients_of_an_adapter_are_those_of_the_weight_it_updates(tmp_path):
+def test_gradients_of_an_adapter_are_those_of_the_weight_it_updates():
     """dL/dB = s dL/dW A^T and dL/dA = s B^T dL/dW, with dL/dW of the merged model."""
-    model = adapted(tmp_path, targets=["attention", "mlp"]).eval()
+    model = adapted(targets=["attention", "mlp"]).eval()
     move(model)
     merged = copy.deepcopy(model)
     merge_adapters(merged)
@@ -175,35 +187,32 @@ def test_gradients_of_an_adapter_are_those_of_the_weight_it_updates(tmp_path):
     for name, part in names.items():
         layer: Any = model.clip.get_submodule(name)
         a, b = layer.lora_A["default"].weight, layer.lora_B["default"].weight
-        weight = merged.clip.get_parameter(
-            f"{name}.weight" if part is None else name.replace("q_proj", "in_proj_weight")
-        )
+        of = f"{name}.weight" if part is None else name.replace("q_proj", "in_proj_weight")
+        weight = merged.clip.get_parameter(of)
         assert weight.grad is not None
         grad = weight.grad if part is None else weight.grad.chunk(3)[part]
         torch.testing.assert_close(b.grad, 1.5 * grad @ a.detach().T, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(a.grad, 1.5 * b.detach().T @ grad, atol=1e-5, rtol=1e-4)
 
 
-def test_the_exported_graphs_are_those_of_the_untouched_backbone(tmp_path):
-    model = tiny_clip(tmp_path, VIT)
-    graphs = [export_tower(model, tower, 18) for tower in (VISION, TEXT)]
+def test_the_exported_graph_is_that_of_the_untouched_backbone():
+    model = backbone()
+    before = export_tower(model, TEXT, 18)
     adapt(model, AdapterConfig(name="dora", targets=["attention", "mlp"]), **PLAIN)
     move(model)
     merge_adapters(model)
-    for before, after in zip(graphs, [export_tower(model, tower, 18) for tower in (VISION, TEXT)], strict=True):
-        for proto in (before, after):
-            for initializer in proto.graph.initializer:
-                initializer.ClearField("raw_data")  # the weights themselves
-        assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
-        assert {tuple(i.dims) for i in after.graph.initializer} == {tuple(i.dims) for i in before.graph.initializer}
+    after = export_tower(model, TEXT, 18)
+    assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
+    # The exporter merges initialisers of equal value, such as zeros: their number says nothing.
+    assert {tuple(i.dims) for i in after.graph.initializer} == {tuple(i.dims) for i in before.graph.initializer}
 
 
 # what is adapted, and what trains -------------------------------------------------------------------------------------
 
 
-def test_words_and_patterns_mean_layers(tmp_path):
+def test_words_and_patterns_mean_layers():
     def layers(*targets: str, towers: str = "plain") -> set[str]:
-        model = adapted(tmp_path, towers=towers, targets=list(targets))
+        model = adapted(towers=towers, targets=list(targets))
         assert model.adapters is not None
         return set(model.adapters.layers)
 
@@ -229,29 +238,23 @@ def test_words_and_patterns_mean_layers(tmp_path):
 @pytest.mark.parametrize(
     ("targets", "message"),
     [
-        (
-            ["atention"],
-            r"adapters.targets: 'atention' matches no linear layer that may train; did you mean 'attention'",
-        ),
-        (
-            ["attention", "visual.*.conv1"],
-            r"'visual.\*.conv1' matches no .*there are text.transformer.resblocks.\*.attn.k",
-        ),
+        (["atention"], r"adapters.targets: 'atention' matches no linear layer that may train; did you mean 'att"),
+        (["attention", "*.conv1"], r"'\*.conv1' matches no .*there are text.transformer.resblocks.\*.attn.k_proj"),
     ],
 )
-def test_a_target_that_means_nothing_is_refused(targets, message, tmp_path):
+def test_a_target_that_means_nothing_is_refused(targets, message):
     with pytest.raises(ValueError, match=message):
-        adapted(tmp_path, targets=targets)
+        adapted(targets=targets)
 
 
-def test_only_adapters_and_the_temperature_train(tmp_path):
-    model = tiny_clip(tmp_path, VIT)
+def test_only_adapters_and_the_temperature_train():
+    model = backbone()
     training, frozen = adapt(model, AdapterConfig(name="dora", r=4), **PLAIN)
     names = trains(model)
     assert {n for n in names if ".lora_" not in n} == {"logit_scale"}
     # Four layers of 32 x 32 in each of four blocks: A and B of rank 4, and 32 lengths of rows.
     assert training == 16 * (2 * 4 * 32 + 32) + 1
-    assert frozen == sum(p.numel() for p in tiny_clip(tmp_path, VIT).clip.parameters()) - 1
+    assert frozen == sum(p.numel() for p in backbone().clip.parameters()) - 1
     assert model.adapters is not None
     assert model.adapters.describe() == (
         "on 8 layers of the image tower and 8 layers of the text tower "
@@ -259,8 +262,8 @@ def test_only_adapters_and_the_temperature_train(tmp_path):
     )
 
 
-def test_patterns_name_what_trains_beside_and_frozen_layers_get_no_adapter(tmp_path):
-    model = tiny_clip(tmp_path, VIT)
+def test_patterns_name_what_trains_beside_and_frozen_layers_get_no_adapter():
+    model = backbone()
     beside = ["text.text_projection", "text.transformer.resblocks.1.*"]
     adapt(model, AdapterConfig(name="lora"), beside, FreezeConfig(image="all", text=1))
     last = "text.transformer.resblocks.1"
@@ -273,8 +276,8 @@ def test_patterns_name_what_trains_beside_and_frozen_layers_get_no_adapter(tmp_p
     assert type(model.clip.get_submodule("visual.transformer.resblocks.0.attn")) is nn.MultiheadAttention
 
 
-def test_dropout_of_adapters_is_on_in_training_and_frozen_modules_stay_in_eval_mode(tmp_path):
-    model = adapted(tmp_path, dropout=0.5).train()
+def test_dropout_of_adapters_is_on_in_training_and_frozen_modules_stay_in_eval_mode():
+    model = adapted(dropout=0.5).train()
     move(model)
     dropouts = [module for name, module in model.named_modules() if name.endswith("lora_dropout.default")]
     assert len(dropouts) == 16
@@ -286,8 +289,8 @@ def test_dropout_of_adapters_is_on_in_training_and_frozen_modules_stay_in_eval_m
 
 
 @pytest.mark.parametrize("towers", ["plain", "convolutions and BERT"])
-def test_gradient_checkpointing_gives_the_same_gradients(towers, tmp_path):
-    model = adapted(tmp_path, towers=towers, targets=["attention", "mlp"])
+def test_gradient_checkpointing_gives_the_same_gradients(towers):
+    model = adapted(towers=towers, targets=["attention", "mlp"])
     move(model)
     again = copy.deepcopy(model)
     if towers == "plain":
@@ -303,8 +306,8 @@ def test_gradient_checkpointing_gives_the_same_gradients(towers, tmp_path):
             torch.testing.assert_close(two.grad, one.grad, msg=name)
 
 
-def test_a_row_of_zeros_has_no_direction(tmp_path):
-    model = tiny_clip(tmp_path, VIT)
+def test_a_row_of_zeros_has_no_direction():
+    model = backbone()
     with torch.no_grad():
         model.clip.get_parameter("text.transformer.resblocks.0.attn.in_proj_weight")[3] = 0
     with pytest.raises(ValueError, match=r"text.transformer.resblocks.0.attn.q_proj has a row of zeros.*use lora"):
@@ -330,10 +333,10 @@ def write(model: DualEncoder, folder: Path) -> Path:
 
 @pytest.mark.parametrize(("kind", "towers"), [("lora", "plain"), ("dora", "plain"), ("dora", "convolutions and BERT")])
 def test_saved_adapters_go_onto_the_backbone_again(kind, towers, tmp_path):
-    model = adapted(tmp_path, kind, towers, targets=["attention", "text.*dense"] if "BERT" in towers else ["attention"])
+    model = adapted(kind, towers, targets=["attention", "text.*dense"] if "BERT" in towers else ["attention"])
     move(model)
     folder = write(model, tmp_path / "adapter")
-    again = tiny_clip(tmp_path, TOWERS[towers][0], **TOWERS[towers][1])
+    again = backbone(towers)
     load_adapter(again, folder)
     for one, two in zip(features(again), features(model), strict=True):
         torch.testing.assert_close(one, two, atol=0, rtol=0)
@@ -347,9 +350,9 @@ def test_saved_adapters_go_onto_the_backbone_again(kind, towers, tmp_path):
 def test_peft_itself_loads_the_files(tmp_path):
     from peft import PeftModel
 
-    model = adapted(tmp_path, "dora")
+    model = adapted("dora")
     move(model)
-    theirs = tiny_clip(tmp_path, VIT)
+    theirs = backbone()
     split_attentions(theirs.clip)
     theirs.clip = PeftModel.from_pretrained(theirs.clip, str(write(model, tmp_path / "adapter"))).base_model.model
     for one, two in zip(features(theirs), features(model), strict=True):
@@ -357,17 +360,17 @@ def test_peft_itself_loads_the_files(tmp_path):
 
 
 def test_adapters_are_refused_by_another_backbone(tmp_path):
-    model = adapted(tmp_path)
+    model = adapted()
     folder = write(model, tmp_path / "adapter")
     with pytest.raises(ValueError, match="the model has adapters already"):
         load_adapter(model, folder)
-    other = tiny_clip(tmp_path, VIT)
+    other = backbone()
     with torch.no_grad():
         other.clip.get_parameter("text.ln_final.bias")[0] += 1e-6
     with pytest.raises(ValueError, match=r"was trained on other weights than this model's: build it as the run's"):
         load_adapter(other, folder)
-    with pytest.raises(ValueError, match="is of another model: this one has no layer visual.transformer"):
-        load_adapter(tiny_clip(tmp_path, LITE), folder)
+    with pytest.raises(ValueError, match=r"is of another model: this one has no layer visual.transformer"):
+        load_adapter(backbone("convolutions and BERT"), folder)
     shutil.copytree(folder, tmp_path / "half", ignore=lambda *_: ["beside.safetensors"])
-    with pytest.raises(FileNotFoundError, match="half holds no adapters: beside.safetensors missing"):
-        load_adapter(tiny_clip(tmp_path, VIT), tmp_path / "half")
+    with pytest.raises(FileNotFoundError, match=r"half holds no adapters: beside.safetensors missing"):
+        load_adapter(backbone(), tmp_path / "half")

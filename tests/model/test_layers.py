@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipeline.config import ModelConfig, OptimizerConfig
+from pipeline.config import ModelConfig
 from pipeline.model import build_model
 from pipeline.model.freeze import freeze_layers, set_trainable
 from pipeline.model.layers import places
@@ -16,6 +16,7 @@ from pipeline.model.memory import checkpoint_gradients
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.sections import FreezeConfig
 from pipeline.train.optim import make_optimizer
+from pipeline.training_sections import OptimizerConfig
 from tests.fixtures import tiny_clip, write_tiny_clip
 
 RESNET = {"image_size": 64, "layers": [1, 1, 1, 1], "width": 8, "patch_size": None}

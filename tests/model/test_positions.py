@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from pipeline.config import ModelConfig, OptimizerConfig
+from pipeline.config import ModelConfig
 from pipeline.model import build_model, load_checkpoint
 from pipeline.model.positions import freeze_positions, position_table, stretch_table
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.train.optim import make_optimizer
+from pipeline.training_sections import OptimizerConfig
 from tests.fixtures import tiny_clip, write_tiny_clip
 from tests.model import official
 

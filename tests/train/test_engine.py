@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from pipeline.config import BatchConfig
 from pipeline.train.engine import load_deepspeed_config, micro_batch_size
+from pipeline.training_sections import BatchConfig
 from tests.ranks import Ranks
 from tests.train.tiny import build_on_rank, write_recipe, write_zero_config
 

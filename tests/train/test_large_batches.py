@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from pipeline.config import BatchConfig, TokenConfig, load_recipe
+from pipeline.config import load_recipe
+from pipeline.training_sections import BatchConfig, TokenConfig
 from tests.ranks import Ranks
 from tests.train.tiny import train_on_rank, write_recipe, write_zero_config
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from pipeline.config import OptimizerConfig, ScheduleConfig
 from pipeline.train.optim import lr_factor, make_optimizer
+from pipeline.training_sections import OptimizerConfig, ScheduleConfig
 
 
 class _Model(nn.Module):
