@@ -51,6 +51,7 @@ bench: setup  ## Speed and memory side by side with the peer, as ratios (minutes
 	$(BIN)/python -m tests.bench.token
 	$(BIN)/python -m tests.bench.shards
 	$(BIN)/python -m tests.bench.loader
+	$(BIN)/python -m tests.bench.frameworks
 
 lint: setup  ## Ruff and mypy
 	$(BIN)/ruff check .

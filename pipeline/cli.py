@@ -59,6 +59,9 @@ def evaluate(
     folder: Annotated[str, typer.Argument(metavar="DIR", help="A set of shards, or its name under data/mds.")],
     split: Annotated[str, typer.Option(help="Which split.")] = "test",
     batch_size: Annotated[int, typer.Option(min=1, help="Pairs per forward pass.")] = 64,
+    rerank: Annotated[
+        int | None, typer.Option(min=1, help="FineLIP's runs: rank so many candidates again by late interaction.")
+    ] = None,
     json_out: Annotated[Path | None, typer.Option("--json", help="Also write the figures to this file.")] = None,
     runs: Root = Path("runs"),
 ) -> None:
@@ -67,7 +70,7 @@ def evaluate(
     from pipeline.runs import write_json
 
     with _progress("pictures") as progress:
-        metrics = evaluate_model(model, folder, split, batch_size, runs, progress)
+        metrics = evaluate_model(model, folder, split, batch_size, runs, progress, rerank)
     if json_out is not None:
         json_out.parent.mkdir(parents=True, exist_ok=True)
         write_json(json_out, metrics)

@@ -42,15 +42,21 @@ def _draw(pictures: Path, sizes: dict[str, int]) -> list[dict[str, Any]]:
 
     wanted = sum(sizes.values())
     named = [(code, path) for code, path in svg_files().items() if picture_name(code)]
-    chosen = named[:: len(named) // wanted][:wanted]
+    spread = named[:: len(named) // wanted]
+    drawn: dict[bytes, str] = {}  # no picture twice: one of the test split would have been trained on
+    for code, path in [*spread, *(pair for pair in named if pair not in spread)]:
+        svg = path.read_text(encoding="utf-8")
+        png = resvg_py.svg_to_bytes(svg_string=svg, width=96, height=96, background="#ffffff", skip_system_fonts=True)
+        drawn.setdefault(bytes(png), code)
+        if len(drawn) == wanted:
+            break
+    chosen = [(code, png) for png, code in drawn.items()]
     random.Random(0).shuffle(chosen)  # sorted by code, flags would be train and people test
     parts = [part for part, size in sizes.items() for _ in range(size)]
     rows = []
-    for number, ((code, path), part) in enumerate(zip(chosen, parts, strict=True)):
+    for number, ((code, png), part) in enumerate(zip(chosen, parts, strict=True)):
         name = picture_name(code)
         assert name is not None
-        svg = path.read_text(encoding="utf-8")
-        png = resvg_py.svg_to_bytes(svg_string=svg, width=96, height=96, background="#ffffff", skip_system_fonts=True)
         (pictures / f"{code}.png").write_bytes(png)
         captions = [describe(code, name)[0], f"a drawing of {name}"][: 1 + (number % 3 == 2)]
         rows.append({"image": f"{code}.png", "captions": captions, "part": part})

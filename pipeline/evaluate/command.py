@@ -14,7 +14,13 @@ from shards.report import Progress
 
 
 def evaluate_model(
-    model: str, folder: str, split: str, batch_size: int, runs: Path, progress: Callable[[Progress], None]
+    model: str,
+    folder: str,
+    split: str,
+    batch_size: int,
+    runs: Path,
+    progress: Callable[[Progress], None],
+    rerank: int | None = None,
 ) -> dict[str, Any]:
     """Retrieval metrics, with what they were measured on, and `lines`, the same for a reader.
 
@@ -25,13 +31,24 @@ def evaluate_model(
         batch_size: pairs per forward pass.
         runs: where runs are kept.
         progress: called with the pictures done.
+        rerank: how many candidates of a query late interaction ranks again, figures of their own under `reranked`.
+
+    Raises:
+        ValueError: late interaction is asked of a model that has none.
     """
     reader = ShardReader(split_dir(resolve_set(folder), split))
     encoder, source, training = load_encoder(model, runs)
-    embeddings = encode_split(
-        encoder, reader, batch_size, progress=lambda done: progress(Progress(done, len(reader), 0))
-    )
-    metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
+
+    def say(done: int) -> None:
+        progress(Progress(done, len(reader), 0))
+
+    if rerank is None:
+        embeddings = encode_split(encoder, reader, batch_size, progress=say)
+        metrics = retrieval_metrics(embeddings.image_embeds, embeddings.text_embeds, embeddings.owner)
+    else:
+        from pipeline.evaluate.rerank import evaluate_reranked
+
+        metrics = evaluate_reranked(encoder, Path(source), reader, batch_size, rerank, say)
     warning = _overlap_warning(_training_split(training), resolve_set(folder) / split)
     negatives = training.get("negatives")
     trained = f"; trained with {negatives} negatives per positive" if negatives else ""
@@ -42,7 +59,9 @@ def evaluate_model(
         f"{source} on {folder} {split}: {metrics['images']} images, {metrics['captions']} captions; "
         f"ties count against the model{trained}",
         *([f"{cut:.1%} of the captions are longer than the context and were cut"] if cut else []),
-        *(_line(name, metrics[key]) for name, key in (("text to image", "t2i"), ("image to text", "i2t"))),
+        *_table(metrics),
+        *([f"the best {rerank} again, by 0.8 cosine + 0.2 late interaction:"] if rerank else []),
+        *(_table(metrics["reranked"]) if rerank else []),
     ]
     what = {"model": source, "set": folder, "split": split, "negatives": negatives}
     return {**what, **metrics, "overlap": warning, "captions_cut": cut, "lines": lines}
@@ -96,6 +115,10 @@ def _is_open_clip_name(name: str) -> bool:
     import open_clip
 
     return name in open_clip.list_models()
+
+
+def _table(metrics: dict[str, Any]) -> list[str]:
+    return [_line(name, metrics[key]) for name, key in (("text to image", "t2i"), ("image to text", "i2t"))]
 
 
 def _line(name: str, figures: dict[str, float]) -> str:

@@ -38,8 +38,8 @@ def retrieval_metrics(
     return {
         "images": len(image_embeds),
         "captions": len(text_embeds),
-        "t2i": _summary(_text_to_image_ranks(image_embeds, text_embeds, owner), recall_at),
-        "i2t": _summary(_image_to_text_ranks(image_embeds, text_embeds, owner), recall_at),
+        "t2i": summary(_text_to_image_ranks(image_embeds, text_embeds, owner), recall_at),
+        "i2t": summary(_image_to_text_ranks(image_embeds, text_embeds, owner), recall_at),
     }
 
 
@@ -49,7 +49,7 @@ def _text_to_image_ranks(
     ranks, gallery = [], image_embeds.astype(np.float64)
     for start in range(0, len(text_embeds), _CHUNK):
         own = owner[start : start + _CHUNK]
-        scores = _scores(text_embeds[start : start + _CHUNK], gallery)  # [chunk, N]
+        scores = inner_products(text_embeds[start : start + _CHUNK], gallery)  # [chunk, N]
         right = scores[np.arange(len(own)), own][:, None]
         ranks.append((scores >= right).sum(axis=1))  # counts the right one itself, so the first rank is 1
     return np.concatenate(ranks)
@@ -61,18 +61,19 @@ def _image_to_text_ranks(
     ranks, gallery = [], text_embeds.astype(np.float64)
     for start in range(0, len(image_embeds), _CHUNK):
         rows = np.arange(start, min(start + _CHUNK, len(image_embeds)))
-        scores = _scores(image_embeds[rows], gallery)  # [chunk, M]
+        scores = inner_products(image_embeds[rows], gallery)  # [chunk, M]
         own = owner[None, :] == rows[:, None]
         right = np.where(own, scores, -np.inf).max(axis=1, keepdims=True)
         ranks.append((~own & (scores >= right)).sum(axis=1) + 1)
     return np.concatenate(ranks)
 
 
-def _scores(queries: NDArray[np.float32], gallery: NDArray[np.float64]) -> NDArray[np.float32]:
+def inner_products(queries: NDArray[np.float32], gallery: NDArray[np.float64]) -> NDArray[np.float32]:
     """Inner products, summed in float64, rounded once: float32 kernels give equal pairs unequal sums at their edges."""
     return (queries.astype(np.float64) @ gallery.T).astype(np.float32)
 
 
-def _summary(ranks: NDArray[np.int64], recall_at: Sequence[int]) -> dict[str, float]:
+def summary(ranks: NDArray[np.int64], recall_at: Sequence[int]) -> dict[str, float]:
+    """Recall@K in percent and the median of ranks that count from 1."""
     recalls = {str(k): float((ranks <= k).mean() * 100) for k in recall_at}
     return {**recalls, "median_rank": float(np.median(ranks))}

@@ -64,6 +64,13 @@ class Framework(nn.Module):
         """The weight of every term at this point of the training."""
         raise NotImplementedError
 
+    def describe(self) -> str:
+        """Its parameters, counted and named: they train, and end with the training."""
+        counts = {name: getattr(p, "ds_numel", p.numel()) for name, p in self.named_parameters()}
+        if not counts:
+            return "no parameters beside the encoders'"
+        return f"{sum(counts.values()):,} parameters that only training has: {', '.join(counts)}"
+
     def set_progress(self, progress: float, epoch: float) -> None:
         """Called before every optimizer step.
 

@@ -8,14 +8,18 @@ from typing import Any
 from pydantic import ValidationError
 
 from pipeline.frameworks.base import Framework
+from pipeline.frameworks.finelip import FineLip
 from pipeline.frameworks.goal import Goal
 from pipeline.frameworks.longclip import LongClip
+from pipeline.frameworks.structxlip import StructXlip
 from pipeline.model import DualEncoder
 from pipeline.sections import Section
 
 FRAMEWORKS: dict[str, type[Framework]] = {
     "longclip": LongClip,
+    "finelip": FineLip,
     "goal": Goal,
+    "structxlip": StructXlip,
 }
 
 

@@ -23,6 +23,15 @@ def gather_rows(rows: Tensor, exchange: Exchange) -> Tensor:
     return gathered
 
 
+def gather_summed(rows: Tensor, exchange: Exchange, dtype: torch.dtype) -> Tensor:
+    """Rows `[n, ...]` of every rank, in another dtype: `[N, ...]`, of which every rank computes another part of a loss.
+
+    A rank's gradient is then a part as well: they travel, in that dtype, and are summed.
+    """
+    gathered: Tensor = _GatherSummed.apply(rows, exchange, dtype)
+    return gathered
+
+
 class _GatherRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
@@ -33,3 +42,15 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         exchange: Exchange = ctx.exchange
         return exchange.size * gradient.chunk(exchange.size)[exchange.rank], None
+
+
+class _GatherSummed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, rows: Tensor, exchange: Exchange, dtype: torch.dtype) -> Tensor:
+        ctx.exchange, ctx.dtype = exchange, rows.dtype
+        return exchange.gather(rows).to(dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        (gradient,) = gradients
+        return ctx.exchange.scatter_total(gradient).to(ctx.dtype), None, None

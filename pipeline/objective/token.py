@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pipeline.objective.exchange import Exchange
-from pipeline.objective.gather import gather_rows
+from pipeline.objective.gather import gather_rows, gather_summed
 from pipeline.objective.token_inputs import TokenInputs, agree_on_length
 from pipeline.objective.token_similarity import token_similarities
 
@@ -88,7 +86,7 @@ class TokenLoss(nn.Module):
         exact = torch.float64 if inputs.image.dtype == torch.float64 else torch.float32
         padding = length - inputs.text.shape[1]
         text, mask = F.pad(inputs.text, (0, 0, 0, padding)), F.pad(inputs.mask, (0, padding))
-        y: Tensor = _GatherSummed.apply(_fill(text, mask), exchange, exact)
+        y = gather_summed(_fill(text, mask), exchange, exact)
         mask = exchange.gather(mask.to(torch.uint8)).bool()
         count = mask.sum(1, keepdim=True)
         weights = mask.to(exact) / count.clamp(min=1)
@@ -103,20 +101,6 @@ def _fill(text: Tensor, mask: Tensor) -> Tensor:
     first = mask.to(torch.uint8).argmax(dim=1)
     copies = text[torch.arange(len(text), device=text.device), first]
     return torch.where(mask[:, :, None], text, copies[:, None, :])
-
-
-class _GatherSummed(torch.autograd.Function):
-    """Rows of all ranks, in another dtype; each rank's gradient of them is a part, and the parts are summed."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: Exchange, dtype: torch.dtype) -> Tensor:
-        ctx.exchange, ctx.dtype = exchange, rows.dtype
-        return exchange.gather(rows).to(dtype)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
-        (gradient,) = gradients
-        return ctx.exchange.scatter_total(gradient).to(ctx.dtype), None, None
 
 
 def _equal_ids(ids: Tensor | None, exchange: Exchange) -> Tensor | None:

@@ -177,6 +177,8 @@ def _opening(trainer: Any, resume: str | None, checkpoint: Any) -> str:
         f"{trainer.total_steps} steps of {recipe.batch.size} pairs ({_negatives(recipe, ranks.world_size)})",
         f"{trainer.num_training / 1e6:.2f} M parameters train, {trainer.num_frozen / 1e6:.2f} M are frozen",
     ]
+    if (framework := trainer.engine.module.framework) is not None:
+        lines.append(f"framework {recipe.framework.name}: {framework.describe()}")
     if (adapters := trainer.engine.module.adapters) is not None:
         lines.append(f"{recipe.adapters.name} r={recipe.adapters.r} {adapters.describe()}, merged when saved")
     if checkpoint is not None:

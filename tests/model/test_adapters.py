@@ -15,12 +15,11 @@ import torch
 from open_clip.transformer import Attention
 from torch import Tensor, nn
 
-from export.onnx import TEXT, export_tower
+from pipeline.config import load_recipe
 from pipeline.model import DualEncoder
 from pipeline.model.adapters import adapt, adapter_files, load_adapter, merge_adapters
 from pipeline.model.adapters.attention import pack_attention, split_attentions
 from pipeline.model.memory import checkpoint_gradients
-from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.runs import write_json
 from pipeline.sections import AdapterConfig, FreezeConfig
 from tests.fixtures import tiny_clip
@@ -43,7 +42,8 @@ PLAIN = {"trainable": ["*"], "freeze": FreezeConfig()}
 def inputs(model: DualEncoder) -> tuple[Tensor, Tensor]:
     size = model.spec["preprocess_cfg"]["size"]
     pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    return pixels, CaptionTokenizer(model.spec)(["a red bus", "two dogs that run on wet sand"])
+    ids = torch.tensor([[320, 736, 2840, 49407, 0, 0], [1237, 3255, 682, 1601, 525, 49407]])
+    return pixels, ids % model.clip.vocab_size
 
 
 def features(model: DualEncoder) -> tuple[Tensor, Tensor]:
@@ -136,8 +136,9 @@ def test_attention_taken_apart_computes_the_same_and_packs_again(kind, mask):
 # merging --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["lora", "dora"])
-@pytest.mark.parametrize("towers", TOWERS)
+@pytest.mark.parametrize(
+    ("kind", "towers"), [*(("lora", towers) for towers in TOWERS), ("dora", "plain"), ("dora", "convolutions and BERT")]
+)
 def test_merged_features_are_the_unmerged_ones_and_the_backbone_has_its_own_parts_again(kind, towers):
     model = backbone(towers)
     before, parts = features(model), anatomy(model)
@@ -193,18 +194,6 @@ def test_gradients_of_an_adapter_are_those_of_the_weight_it_updates():
         grad = weight.grad if part is None else weight.grad.chunk(3)[part]
         torch.testing.assert_close(b.grad, 1.5 * grad @ a.detach().T, atol=1e-5, rtol=1e-4)
         torch.testing.assert_close(a.grad, 1.5 * b.detach().T @ grad, atol=1e-5, rtol=1e-4)
-
-
-def test_the_exported_graph_is_that_of_the_untouched_backbone():
-    model = backbone()
-    before = export_tower(model, TEXT, 18)
-    adapt(model, AdapterConfig(name="dora", targets=["attention", "mlp"]), **PLAIN)
-    move(model)
-    merge_adapters(model)
-    after = export_tower(model, TEXT, 18)
-    assert [node.op_type for node in after.graph.node] == [node.op_type for node in before.graph.node]
-    # The exporter merges initialisers of equal value, such as zeros: their number says nothing.
-    assert {tuple(i.dims) for i in after.graph.initializer} == {tuple(i.dims) for i in before.graph.initializer}
 
 
 # what is adapted, and what trains -------------------------------------------------------------------------------------
@@ -312,6 +301,33 @@ def test_a_row_of_zeros_has_no_direction():
         model.clip.get_parameter("text.transformer.resblocks.0.attn.in_proj_weight")[3] = 0
     with pytest.raises(ValueError, match=r"text.transformer.resblocks.0.attn.q_proj has a row of zeros.*use lora"):
         adapt(model, AdapterConfig(name="dora"), **PLAIN)
+
+
+# recipes --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_word_in_a_recipe():
+    assert load_recipe("default").adapters == AdapterConfig(name="none")
+    assert load_recipe("default", ["adapters=lora"]).adapters == AdapterConfig(name="lora", r=16, alpha=16)
+    assert load_recipe("lora", ["adapters.r=8", "adapters=dora"]).adapters.name == "dora"
+    dora = load_recipe("dora", ["adapters.r=8", "adapters.targets=[mlp]"])
+    assert dora.adapters == AdapterConfig(name="dora", r=8, targets=["mlp"])
+    assert load_recipe("dora", ["adapters=none"]).adapters.name == "none"
+    assert load_recipe("lora").objective == load_recipe("default").objective
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("adapters=lorra", r"'adapters.name': Input should be 'none', 'lora' or 'dora'"),
+        ("adapters.alpa=3", r"unknown key 'adapters.alpa'; did you mean 'alpha'\?"),
+        ("adapters.r=0", r"'adapters.r': Input should be greater than 0"),
+        ("adapters.targets=[]", r"'adapters.targets': List should have at least 1 item"),
+    ],
+)
+def test_what_a_recipe_gets_wrong_is_said(override, message):
+    with pytest.raises(ValueError, match=message):
+        load_recipe("lora", [override])
 
 
 # files ----------------------------------------------------------------------------------------------------------------

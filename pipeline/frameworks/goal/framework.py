@@ -106,7 +106,7 @@ class Goal(Framework):
         partitioned = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
         caption = text_last_layer(text, input_ids, self.no_words)
         sentence = model.encode_text(extras["sentence_ids"], normalize=True)
-        # Under ZeRO-3 the ranks must call the towers equally often, whatever pairs they have.
+        # Under ZeRO-3 the ranks must call towers and heads equally often, whatever pairs they have.
         if "proposed" in extras or partitioned:
             picture = image_last_layer(visual, pixel_values)
             crops, patches = self._local_pictures(model, picture, sentence, pixel_values, extras)
@@ -138,10 +138,10 @@ class Goal(Framework):
         extras: dict[str, Tensor],
     ) -> tuple[Tensor, Tensor]:
         """Crops [B, 3, H, W] and bool [B, P], the patches in their boxes; proposed where the shards had none."""
-        if "proposed" not in extras:
-            return extras["crops"], extras["patches"]
         means = F.normalize(image_head(model.clip.visual, mean_of(picture.tokens, self.tried_patches)), dim=-1)
         nearest = torch.einsum("bnd,bd->bn", means.float(), sentence.float()).argmax(1)
+        if "proposed" not in extras:
+            return extras["crops"], extras["patches"]
         patches, crops = self.tried_patches[nearest], self._cut(nearest, pixel_values, extras)
         if "crops" in extras:
             proposed = extras["proposed"]

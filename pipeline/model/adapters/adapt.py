@@ -52,9 +52,8 @@ def adapt(model: DualEncoder, config: AdapterConfig, trainable: Sequence[str], f
     for attention in attentions:
         if attention not in needed:
             pack_attention(clip, attention)
-    wanted = LoraConfig(
-        r=config.r, lora_alpha=config.alpha, lora_dropout=config.dropout, use_dora=config.name == "dora"
-    )
+    alpha: Any = config.alpha  # peft says int, and divides by r
+    wanted = LoraConfig(r=config.r, lora_alpha=alpha, lora_dropout=config.dropout, use_dora=config.name == "dora")
     inject(clip, wanted, layers)
     for name, parameter in clip.named_parameters():
         parameter.requires_grad_(name in beside or is_adapter(name))

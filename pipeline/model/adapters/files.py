@@ -107,7 +107,7 @@ def load_adapter(model: DualEncoder, folder: str | Path) -> None:
             "(model.name, pretrained, init, context_length)"
         )
     weights = {name.removeprefix(_PREFIX): tensor for name, tensor in load_file(folder / WEIGHTS).items()}
-    result = set_peft_model_state_dict(clip, weights, NAME)
+    result: Any = set_peft_model_state_dict(clip, weights, NAME)
     assert not result.unexpected_keys
     with torch.no_grad():
         for name, tensor in beside.items():

@@ -6,12 +6,12 @@ import difflib
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import nn
 
 from pipeline.model.dual_encoder import DualEncoder
-from pipeline.model.tokenizer import CaptionTokenizer
 
 WORDS = ("attention", "mlp")
 
@@ -30,15 +30,14 @@ def reached_layers(model: DualEncoder) -> list[str]:
     }
     handles = [m.register_forward_pre_hook(lambda _m, _x, name=n: reached.add(name)) for n, m in layers.items()]
     training = model.training
-    size = model.clip.visual.image_size  # type: ignore[union-attr]
+    size: Any = model.clip.visual.image_size  # type: ignore[union-attr]
     height, width = size if isinstance(size, tuple | list) else (size, size)
     parameter = next(model.parameters())
+    picture = torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype)
+    words = torch.tensor([[2, 3]], device=parameter.device)  # any will do: no tokenizer needs to be built
     try:
         with torch.no_grad():
-            model.eval()(
-                torch.zeros(1, 3, int(height), int(width), device=parameter.device, dtype=parameter.dtype),  # type: ignore[arg-type]
-                CaptionTokenizer(model.spec)(["a"]).to(parameter.device),
-            )
+            model.eval()(picture, words)
     finally:
         for handle in handles:
             handle.remove()
