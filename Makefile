@@ -51,6 +51,8 @@ bench: setup  ## Speed and memory side by side with the peer, as ratios (minutes
 	$(BIN)/python -m tests.bench.token
 	$(BIN)/python -m tests.bench.shards
 	$(BIN)/python -m tests.bench.loader
+	$(BIN)/python -m tests.bench.train_step
+	$(BIN)/python -m tests.bench.startup
 
 lint: setup  ## Ruff and mypy
 	$(BIN)/ruff check .
