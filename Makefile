@@ -51,7 +51,12 @@ bench: setup  ## Speed and memory side by side with the peer, as ratios (minutes
 	$(BIN)/python -m tests.bench.token
 	$(BIN)/python -m tests.bench.shards
 	$(BIN)/python -m tests.bench.loader
+<<<<<<< HEAD
 	$(BIN)/python -m tests.bench.frameworks
+=======
+	$(BIN)/python -m tests.bench.train_step
+	$(BIN)/python -m tests.bench.startup
+>>>>>>> main
 
 lint: setup  ## Ruff and mypy
 	$(BIN)/ruff check .

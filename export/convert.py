@@ -18,11 +18,12 @@ from export.ecosystem import fits_tokenizer, write_hugging_face, write_longclip,
 from pipeline.model import DualEncoder, load_checkpoint
 from pipeline.model.formats import locate
 from pipeline.model.tokenizer import CaptionTokenizer
-from pipeline.runs import find_checkpoint
+from pipeline.runs import MODEL_CONFIG, find_checkpoint
 from shards.staging import clear_leftovers, staged, sync
 
 Format = Literal["open_clip", "hf", "longclip"]
 TOLERANCE = 1e-5  # of any number of an L2-normalised embedding
+_MOVED = "where that is the folder itself, change it there when the folder moves"
 _CAPTIONS = ("a red apple on a wooden table", "two dogs", "a street at night, seen from above, with wet cobblestones")
 
 
@@ -57,6 +58,8 @@ def convert_checkpoint(reference: str | None, to: Format, out: Path, runs: Path,
                 difference = _checked(model, _open_clip_model(folder))
                 write_open_clip(model, folder, out)
     say(f"{out}: equal embeddings, largest difference {difference:.1e}; {_how_to_load(to, out)}")
+    if to == "open_clip" and model.spec["model_cfg"]["text_cfg"].get("hf_model_name"):
+        say(f"open_clip reads the text tower's configuration from text_cfg.hf_model_name of {MODEL_CONFIG}: {_MOVED}")
     if to == "hf" and not fits_tokenizer(model):
         say("no tokenizer is written: the vocabulary is not CLIP's, and the weights do not say which it is")
 

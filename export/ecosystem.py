@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pipeline.model import DualEncoder
 from pipeline.model.formats.hugging_face import config_of, to_hugging_face
 from pipeline.model.formats.openai import HEAD_WIDTH, is_plain, to_longclip
+from pipeline.model.packaged import PREFIX
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.preprocess import Preprocess
 from pipeline.runs import MODEL_CONFIG, WEIGHTS, write_json
@@ -28,22 +29,25 @@ _HF_BPE = {"<start_of_text>": "<|startoftext|>", "<end_of_text>": "<|endoftext|>
 def write_open_clip(model: DualEncoder, folder: Path, final: Path) -> None:
     """Write what `open_clip.create_model("local-dir:FOLDER")` and its `get_tokenizer` read.
 
-    A Hugging Face text tower that came in a package goes along as its configuration and tokenizer; open_clip then wants
-    the folder's absolute path in `hf_model_name`.
+    A Hugging Face text tower goes along as its configuration and tokenizer. Where it is no model of the Hub, open_clip
+    finds it by the folder's path as it is given here, a relative one from the working directory; `pipeline` finds it
+    in the folder wherever that is.
 
     Args:
         model: fp32 on the CPU.
         folder: where to write.
-        final: where the folder will be.
+        final: the path that the folder will be loaded by.
     """
     state, model_cfg = _plain_state(model), _model_cfg(model)
     text_cfg = model_cfg["text_cfg"]
     if isinstance(model.clip.text, HFTextEncoder):
         model.clip.text.config.save_pretrained(folder)
         CaptionTokenizer(model.spec).tokenizer.tokenizer.save_pretrained(folder)
-        text_cfg["hf_model_name"] = text_cfg["hf_tokenizer_name"] = str(final.resolve())
+        text_cfg["hf_model_name"] = _portable(text_cfg["hf_model_name"], final)
+        text_cfg["hf_tokenizer_name"] = _portable(text_cfg.get("hf_tokenizer_name"), final)
     elif text_cfg.get("hf_tokenizer_name"):
         CaptionTokenizer(model.spec).tokenizer.save_pretrained(str(folder))
+        text_cfg["hf_tokenizer_name"] = _portable(text_cfg["hf_tokenizer_name"], final)
     write_json(folder / MODEL_CONFIG, {"model_cfg": model_cfg, "preprocess_cfg": model.spec["preprocess_cfg"]})
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
 
@@ -128,6 +132,12 @@ def fits_tokenizer(model: DualEncoder) -> bool:
     """Whether the model's vocabulary is that of the tokenizer that its configuration names."""
     text_cfg = model.spec["model_cfg"]["text_cfg"]
     return bool(text_cfg.get("hf_tokenizer_name")) or text_cfg.get("vocab_size", 49408) == 49408
+
+
+def _portable(reference: str | None, final: Path) -> str:
+    """A name on the Hugging Face Hub as it is; a path of this machine, or a package of ours, as the folder's path."""
+    local = not reference or reference.startswith(PREFIX) or Path(reference).exists()
+    return str(final) if local else str(reference)
 
 
 def _plain_state(model: DualEncoder) -> dict[str, Tensor]:

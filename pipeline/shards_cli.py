@@ -60,7 +60,9 @@ def shards_write(
         str | None, typer.Option(metavar="I/N", help="Only this share; see `pipeline shards merge`.")
     ] = None,
     ray: Annotated[bool, typer.Option("--ray", help="In parts on a running Ray cluster, merged at the end.")] = False,
-    parts: Annotated[int | None, typer.Option(min=1, help="With --ray: how many (default: its CPUs).")] = None,
+    parts: Annotated[
+        int | None, typer.Option(min=1, help="With --ray: how many (default: as the cluster writes at once).")
+    ] = None,
 ) -> None:
     """Write the shards of a data set in one pass. `make shards DATASET=...` is the same.
 
@@ -91,7 +93,8 @@ def shards_write(
     if ray:
         from shards.on_ray import write_on_ray
 
-        report = write_on_ray(dataset, num_parts=parts, **arguments)
+        with _stoppable():
+            report = write_on_ray(dataset, num_parts=parts, **arguments)
     else:
         with _stoppable(), progress_bar("pairs") as progress:
             share = Part.parse(part) if part else None
@@ -106,10 +109,12 @@ def shards_merge(
     parts: Annotated[list[str], typer.Argument(metavar="PART...", help="All parts of it, in any order.")],
     overwrite: Annotated[bool, typer.Option(help="Replace a set that is already there.")] = False,
 ) -> None:
-    """One set out of the parts that `pipeline shards write --part I/N` wrote. Shards are linked, not copied."""
+    """One set out of the parts that `pipeline shards write --part I/N` wrote. Shards are linked where they can be."""
     from shards.merge import merge_parts
 
-    for line in merge_parts(out, parts, overwrite).lines():
+    with _stoppable():
+        report = merge_parts(out, parts, overwrite)
+    for line in report.lines():
         typer.echo(line)
 
 

@@ -8,7 +8,7 @@ one line a pair, in the order of the shards. The receipt holds the size and sha2
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,17 +38,20 @@ def content_line(content: Content) -> str:
     return json.dumps(fields, separators=(",", ":")) + "\n"
 
 
-def read_contents(split_dir: Path) -> list[Content] | None:
-    """The contents of a split out of its list, or None where it has none.
+def read_contents(split_dir: Path) -> Iterator[Content] | None:
+    """The contents of a split out of its list, one after the other, or None where it has none.
 
     Raises:
-        ValueError: The list cannot be read.
+        ValueError: At the first line that cannot be read.
     """
     path = split_dir / CONTENTS
-    if not path.is_file():
-        return None
+    return _lines(path) if path.is_file() else None
+
+
+def _lines(path: Path) -> Iterator[Content]:
     try:
         with path.open(encoding="utf-8") as file:
-            return [Content(**json.loads(line)) for line in file]
+            for line in file:
+                yield Content(**json.loads(line))
     except (ValueError, TypeError) as error:
         raise ValueError(f"{path} cannot be read ({error}): write the set again") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from shards.location import Location, can_list, walk
 from shards.names import NotFound, Seen, is_junk, matches_any, not_found, resolve, split_path
+from shards.remote.patience import stop_waiting_with
 
 _THREADS = 8
 """Files of a remote folder that are asked for at a time: each answer takes a while, and few bytes."""
@@ -55,7 +57,8 @@ class FolderStore:
             yield from ((name, self._read(name)) for name in names)
             return
         waiting: deque[tuple[str, Future[bytes | None]]] = deque()
-        with ThreadPoolExecutor(_THREADS) as threads:
+        stop = threading.Event()
+        with ThreadPoolExecutor(_THREADS, initializer=stop_waiting_with, initargs=(stop,)) as threads:
             try:
                 for name in names:
                     waiting.append((name, threads.submit(self._read, name)))
@@ -66,6 +69,7 @@ class FolderStore:
                     first, answer = waiting.popleft()
                     yield first, answer.result()
             finally:
+                stop.set()
                 threads.shutdown(cancel_futures=True)
 
     def _read_listed(self, names: Iterable[str]) -> Iterator[tuple[str, bytes]]:

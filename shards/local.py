@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.contents import CONTENTS
+from shards.location import Location
 from shards.mds import ClosedShard, stored
 from shards.receipt import MANIFEST, Receipt, read_receipt
 from shards.staging import sync, sync_tree
@@ -31,7 +32,7 @@ class LocalWork(Work):
     def __init__(self, target: Path) -> None:
         self.target = target.resolve()
         home = self.target.with_name(f".{self.target.name}.writing")
-        super().__init__(str(target), home, home / "set")
+        super().__init__(str(target), home, home / "set", str(target))
         self._journal = home / "journal.jsonl"
         self._old = home / "old"
 
@@ -82,7 +83,8 @@ class LocalWork(Work):
         self.closed = {}
         shutil.rmtree(self._old, ignore_errors=True)
 
-    def _store(self, shard: ClosedShard, source: Path | None) -> None:
+    def _store(self, shard: ClosedShard, source: Location | None) -> None:
+        assert source is None or isinstance(source, Path), "nothing else can be copied to a folder"
         path = self.folder / shard.split / shard.file
         if source is not None and _linked(source, path):
             sync(path.parent)

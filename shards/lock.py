@@ -36,8 +36,12 @@ class FolderLock:
             except FileNotFoundError:
                 continue  # its holder has just ended and removed the folder
             if _lock(descriptor, what) and _is_at(folder / _LOCK, descriptor):
-                os.ftruncate(descriptor, 0)
-                os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+                try:
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+                except OSError:
+                    os.close(descriptor)
+                    raise
                 return cls(folder, descriptor)
             os.close(descriptor)
 

@@ -35,6 +35,8 @@ _SMALL = 1 << 14
 
 _JOINED = 1 << 20
 
+_DIGITS = 5
+
 _LARGEST = 1 << 32
 """Offsets in a shard are 32 bits wide."""
 
@@ -117,6 +119,11 @@ class ClosedShard:
         return str(stored(self.spec)["basename"])
 
 
+def shard_name(number: int, kind: str) -> str:
+    """The name of the file of a shard. Beyond 99999 there are more digits: names in their order are no text in its."""
+    return f"shard.{number:0{_DIGITS}}.{kind}"
+
+
 def stored(spec: dict[str, Any]) -> dict[str, Any]:
     """The name, size and hashes of a shard's file: of the compressed one, where shards are."""
     found: dict[str, Any] = spec["zip_data"] or spec["raw_data"]
@@ -161,7 +168,7 @@ class OpenShard:
             offsets.append(offset := offset + size)
         head = struct.pack(f"<{len(offsets) + 1}I", len(self.sizes), *offsets) + self.format.header
         chunks: list[bytes | bytearray] = [head, *self.pieces]
-        name = f"shard.{self.number:05}.mds"
+        name = shard_name(self.number, "mds")
         spec = {"samples": len(self.sizes), "raw_data": self._facts(name, chunks), "zip_data": None}
         if self.format.compression is not None:
             from streaming.base.compression import compress, get_compression_extension

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,15 +12,17 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
-from shards.contents import CONTENTS
+from shards.contents import CONTENTS, read_contents
+from shards.ids import Ids
 from shards.index import INDEX, read_index
-from shards.mds import ClosedShard, index_bytes
-from shards.mirror import fetch
+from shards.mds import ClosedShard, index_bytes, shard_name
+from shards.mirror import fetched, home_of
 from shards.output import open_work
 from shards.parts import Part
 from shards.reader import resolve_set
 from shards.receipt import MANIFEST, Receipt, fingerprint, read_receipt, save_receipt
 from shards.report import Report
+from shards.stopped import saying_what_is_kept
 from shards.work import Work, written_before
 
 _NOTES = ("rejected.jsonl", "missing.jsonl")
@@ -29,7 +32,8 @@ def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False, allow_m
     """Write the set that parts are the shares of: the pairs of the source, in its order.
 
     Args:
-        out: Folder or object store of the whole set. A local shard is linked there where the file system can.
+        out: Folder or object store of the whole set. A shard is linked there where the file system can, or copied
+            within the store that it lies in, or it comes by this machine.
         parts: Places of all parts, in any order.
         overwrite: Whether a set that is there, made by another request, is replaced.
         allow_missing: How many pictures may be missing from all parts together; by default as many as each allowed.
@@ -37,7 +41,8 @@ def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False, allow_m
     Raises:
         ValueError: A part is missing, is there twice, or belongs to another request or another state of the source; an
             id occurs in two of them; `out` holds something else.
-        OSError: Reading or writing failed.
+        OSError: Reading or writing failed; the message says what is kept.
+        Stopped: Ctrl-C.
     """
     start = time.perf_counter()
     found = sorted((_Part.open(part) for part in parts), key=lambda part: part.number)
@@ -55,7 +60,7 @@ def merge_parts(out: str, parts: Sequence[str], overwrite: bool = False, allow_m
     report = written_before(work, asked, overwrite, allow_missing=missing)
     if report is not None and not work.is_left():
         return report
-    with work.held():
+    with saying_what_is_kept(work), work.held():
         report = written_before(work, asked, overwrite, allow_missing=missing)
         if report is not None:
             work.tidy(journal)
@@ -130,15 +135,14 @@ def _check(parts: Sequence[_Part]) -> None:
 
 def _merge(parts: Sequence[_Part], work: Work) -> dict[str, Any]:
     """Put shards, contents and notes where `work` wants them; the content of the receipt."""
-    owner: dict[str, str] = {}
+    ids = Ids()
     splits: dict[str, Any] = {}
     for split in sorted({split for part in parts for split in part.receipt.splits}):
         done = len(work.closed.get(split, ()))
         for number, (part, spec, contents) in enumerate(_in_order(parts, split)):
-            _check_ids(owner, part, contents)
+            _check_ids(ids, parts, contents)
             if number >= done:
-                path = fetch(part.folder / split, spec)
-                work.store(ClosedShard(split, _renumbered(spec, number), [], contents), path)
+                _store(work, ClosedShard(split, _renumbered(spec, number), [], contents), part.folder / split, spec)
         (work.folder / split / INDEX).write_bytes(index_bytes(work.closed[split]))
         entries = [part.receipt.splits[split] for part in parts if split in part.receipt.splits]
         counts = {key: sum(entry[key] for entry in entries) for key in ("written", "rejected", "missing")}
@@ -148,9 +152,12 @@ def _merge(parts: Sequence[_Part], work: Work) -> dict[str, Any]:
         }
         splits[split] = counts | hashes
     for note in _NOTES:
-        data = b"".join((part.folder / note).read_bytes() for part in parts if (part.folder / note).is_file())
-        if data:
-            (work.folder / note).write_bytes(data)
+        notes = [path for part in parts if (path := part.folder / note).is_file()]
+        if notes:
+            with (work.folder / note).open("wb") as file:
+                for path in notes:
+                    with path.open("rb") as lines:
+                        shutil.copyfileobj(lines, file)
     content = {key: value for key, value in parts[0].receipt.content.items() if key != "part"}
     counts = Counter[str]()
     for part in parts:
@@ -182,19 +189,35 @@ def _shards(part: _Part, split: str) -> Iterator[tuple[dict[str, Any], bytes]]:
             yield shard.spec, b"".join(islice(lines, shard.samples))
 
 
-def _check_ids(owner: dict[str, str], part: _Part, contents: bytes) -> None:
+def _store(work: Work, shard: ClosedShard, split_dir: Path, spec: dict[str, Any]) -> None:
+    """Put a shard of a part where `work` wants it."""
+    place = home_of(split_dir, spec)
+    if place is not None and work.can_copy(place):
+        work.store(shard, place)
+        return
+    with fetched(split_dir, spec) as path:
+        work.store(shard, path)
+
+
+def _check_ids(ids: Ids, parts: Sequence[_Part], contents: bytes) -> None:
     for line in contents.splitlines():
         id = json.loads(line)["id"]
-        if id in owner:
-            raise ValueError(f"the id {id!r} is in {owner[id]} and in {part.where}: give pairs other ids")
-        owner[id] = part.where
+        if not ids.add(id):
+            places = " and in ".join(_places(parts, id))
+            raise ValueError(f"the id {id!r} is in {places}: give pairs other ids")
+
+
+def _places(parts: Sequence[_Part], id: str) -> Iterator[str]:
+    """The parts that hold an id, each as often as it does."""
+    for part in parts:
+        for split in part.receipt.splits:
+            yield from (part.where for pair in read_contents(part.folder / split) or () if pair.id == id)
 
 
 def _renumbered(spec: dict[str, Any], number: int) -> dict[str, Any]:
     def named(facts: dict[str, Any] | None) -> dict[str, Any] | None:
         if facts is None:
             return None
-        kind = facts["basename"].split(".", 2)[2]
-        return {**facts, "basename": f"shard.{number:05}.{kind}"}
+        return {**facts, "basename": shard_name(number, facts["basename"].split(".", 2)[2])}
 
     return {**spec, "raw_data": named(spec["raw_data"]), "zip_data": named(spec["zip_data"])}

@@ -14,7 +14,8 @@ import json
 import os
 import shutil
 import uuid
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,13 @@ from shards.index import INDEX, chunks_of, facts_problem
 from shards.location import Location, location
 from shards.lock import waiting
 from shards.mds import stored
-from shards.receipt import MANIFEST
+from shards.receipt import MANIFEST, fingerprint
 from shards.remote.base import RemotePath
+from shards.stopped import is_full
 
 ORIGIN = "origin.json"
 _NOTES = ("rejected.jsonl", "missing.jsonl")
+_CHUNK = 1 << 20
 
 
 def cache_dir() -> Path:
@@ -56,16 +59,18 @@ def mirror(address: str, cache: Path | None = None) -> Path:
             f"{place}: a set is read through its address alone, which must not hold a password or signature: state "
             "them as its file system takes them (environment, configuration file, .netrc)"
         )
+    if isinstance(place, RemotePath):
+        place.refresh()
     try:
         manifest = (place / MANIFEST).read_bytes()
     except FileNotFoundError as error:
         raise ValueError(f"{place} holds no {MANIFEST}: it is no set of shards, or not complete yet") from error
     name = f"{place.name}-{xxhash.xxh3_64_hexdigest(str(place).encode())}"
     folder = (cache or cache_dir()) / name
-    if _content(folder / MANIFEST) == manifest:
+    if _is_of(folder, manifest):
         return folder
-    with waiting(folder.with_name(f".{name}.lock")):
-        if _content(folder / MANIFEST) == manifest:
+    with _naming_the_cache(folder.parent), waiting(folder.with_name(f".{name}.lock")):
+        if _is_of(folder, manifest):
             return folder  # another process has made it meanwhile, and may be reading it already
         fresh = folder.with_name(f".{name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
         try:
@@ -82,6 +87,12 @@ def origin(split_dir: Path) -> str | None:
     return _origin(split_dir.resolve().parent)
 
 
+def home_of(split_dir: Path, spec: dict[str, Any]) -> Location | None:
+    """Where the stored file of a shard of a mirrored split is, or None for a split that is at home here."""
+    where = origin(split_dir)
+    return None if where is None else location(where) / split_dir.name / stored(spec)["basename"]
+
+
 def fetch(split_dir: Path, spec: dict[str, Any]) -> Path:
     """The stored file of a shard of a mirrored split; it is brought here when it is not here yet.
 
@@ -92,21 +103,33 @@ def fetch(split_dir: Path, spec: dict[str, Any]) -> Path:
     path = split_dir / facts["basename"]
     if path.is_file():
         return path
-    where = origin(split_dir)
-    if where is None:
+    place = home_of(split_dir, spec)
+    if place is None:
         raise FileNotFoundError(f"{path} is missing: write the set again")
-    place = location(where) / split_dir.name / facts["basename"]
     data = place.read_bytes()
     problem = facts_problem(facts, [data])
     if problem is not None:
-        raise OSError(f"{place} {problem}: see `pipeline shards verify {where}`")
+        raise OSError(f"{place} {problem}: see `pipeline shards verify {origin(split_dir)}`")
     aside = path.with_name(f".{path.name}.{os.getpid()}.{uuid.uuid4().hex[:8]}")
     try:
-        aside.write_bytes(data)
-        os.replace(aside, path)
+        with _naming_the_cache(split_dir.parent.parent):
+            aside.write_bytes(data)
+            os.replace(aside, path)
     finally:
         aside.unlink(missing_ok=True)
     return path
+
+
+@contextmanager
+def fetched(split_dir: Path, spec: dict[str, Any]) -> Iterator[Path]:
+    """As `fetch`, for one use: what was not here before does not stay."""
+    was_here = (split_dir / stored(spec)["basename"]).is_file()
+    path = fetch(split_dir, spec)
+    try:
+        yield path
+    finally:
+        if not was_here:
+            path.unlink(missing_ok=True)
 
 
 def drop_damaged(split_dir: Path, specs: Iterable[dict[str, Any]]) -> None:
@@ -118,19 +141,62 @@ def drop_damaged(split_dir: Path, specs: Iterable[dict[str, Any]]) -> None:
                 path.unlink()
 
 
+def _is_of(folder: Path, manifest: bytes) -> bool:
+    """Whether a mirror is that of the set with this manifest, and its indexes are still those of the set."""
+    if _content(folder / MANIFEST) != manifest:
+        return False
+    splits = json.loads(manifest)["splits"].items()
+    return all(_problem(folder / split / INDEX, entry["index"]) is None for split, entry in splits)
+
+
+def _problem(path: Path, facts: dict[str, Any]) -> str | None:
+    """What is wrong with a file, by its size and hash in the manifest."""
+    if not path.is_file():
+        return "is missing"
+    return None if fingerprint(path) == facts else "is another one than the manifest says"
+
+
 def _copy_small_files(place: Location, manifest: bytes, folder: Path) -> None:
-    splits = json.loads(manifest)["splits"]
-    names = [f"{split}/{file}" for split in splits for file in (INDEX, CONTENTS)]
-    for name in [*_NOTES, *names]:
-        try:
-            data = (place / name).read_bytes()
-        except FileNotFoundError:
-            continue  # the readers say what they miss
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
+    """Everything but the shards, of one state of the set.
+
+    Raises:
+        OSError: A file is not what the manifest says.
+    """
+    folder.mkdir(parents=True)
+    for note in _NOTES:
+        _copy(place / note, folder / note)
+    for split, entry in json.loads(manifest)["splits"].items():
+        (folder / split).mkdir()
+        for name, facts in ((INDEX, entry["index"]), (CONTENTS, entry.get("contents"))):
+            path = folder / split / name
+            _copy(place / split / name, path)
+            if facts is not None and (problem := _problem(path, facts)):
+                raise OSError(f"{place / split / name} {problem}: is the set being written again? Try again then")
     (folder / ORIGIN).write_text(json.dumps({"url": str(place)}) + "\n")
     (folder / MANIFEST).write_bytes(manifest)
+
+
+def _copy(place: Location, path: Path) -> None:
+    """Copy a file, where there is one: the list of contents of a large set takes gigabytes."""
+    try:
+        with place.open("rb") as source:
+            chunk = source.read(_CHUNK)
+            with path.open("wb") as file:
+                while chunk:
+                    file.write(chunk)
+                    chunk = source.read(_CHUNK)
+    except FileNotFoundError:
+        pass
+
+
+@contextmanager
+def _naming_the_cache(cache: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if not is_full(error):
+            raise
+        raise OSError(f"the cache {cache} cannot be written: {error.strerror}; PIPELINE_CACHE names another") from error
 
 
 def _origin(set_dir: Path) -> str | None:

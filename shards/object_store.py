@@ -16,21 +16,29 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import xxhash
+from fsspec import AbstractFileSystem
+from fsspec.asyn import AsyncFileSystem
 
 from shards.contents import CONTENTS
 from shards.index import INDEX
+from shards.location import Location
 from shards.mds import ClosedShard, stored
+from shards.names import natural_key
 from shards.receipt import MANIFEST, Receipt, parse_receipt
-from shards.remote.filesystem import open_filesystem, without_password
+from shards.remote.filesystem import FsspecPath, open_filesystem, without_password
 from shards.work import Specs, Work
 
 _WRITING = ".writing"
 _REQUEST = "request.json"
+_THREADS = 8
+"""Entries of a journal that are asked for at a time: each answer takes a while, and few bytes."""
 
 
 class ObjectWork(Work):
@@ -40,7 +48,8 @@ class ObjectWork(Work):
         self._url = url.rstrip("/")
         key = xxhash.xxh3_64_hexdigest(self._url.encode())
         home = Path(tempfile.gettempdir()) / f"hn-clip-{os.getuid()}" / f"{key}.writing"
-        super().__init__(without_password(self._url), home, home / "set")
+        disk = f"the temporary folder {tempfile.gettempdir()} (TMPDIR names another)"
+        super().__init__(without_password(self._url), home, home / "set", disk)
         self._fs = open_filesystem(self._url)
         self._root = str(self._fs._strip_protocol(self._url))
         self._journal = ""
@@ -58,7 +67,7 @@ class ObjectWork(Work):
         """See `Work`."""
         files = self._files()
         if MANIFEST in files:
-            return parse_receipt(self._do(self._fs.cat_file, f"{self._root}/{MANIFEST}"), f"{self.where}/{MANIFEST}")
+            return parse_receipt(self._cat(MANIFEST), f"{self.where}/{MANIFEST}")
         if files and not any(name.startswith(f"{_WRITING}/") for name in files):
             raise ValueError(f"{self.where} holds files but no {MANIFEST}, so it is no set of ours: choose another out")
         return None
@@ -85,7 +94,7 @@ class ObjectWork(Work):
         for name in sorted(files, key=lambda name: (name == MANIFEST, name.endswith(INDEX), name)):
             self._do(self._fs.put_file, str(self.folder / name), f"{self._root}/{name}")
         self.closed = {}
-        self._begun = False  # a store whose listings lag might not show the manifest yet: nothing of the set is dropped
+        self.begun = False  # a store whose listings lag might not show the manifest yet: nothing of the set is dropped
         self._remove_journals(self._files())
 
     def drop(self) -> None:
@@ -105,14 +114,17 @@ class ObjectWork(Work):
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         closed: Specs = {}
-        for name in sorted(name for name in files if name.startswith(f"{journal}/") and not name.endswith(_REQUEST)):
-            self._take_up(name, files, closed)
+        entries = [name for name in files if name.startswith(f"{journal}/") and not name.endswith(_REQUEST)]
+        waiting = iter(sorted(entries, key=natural_key))  # as text, shard 100000 comes before shard 10001
+        with ThreadPoolExecutor(_THREADS) as threads:
+            while names := list(islice(waiting, 8 * _THREADS)):
+                for name, entry in zip(names, threads.map(self._cat, names), strict=True):
+                    self._take_up(name.split("/")[2], entry, files, closed)
         return asked, closed
 
-    def _take_up(self, name: str, files: dict[str, int], closed: Specs) -> None:
+    def _take_up(self, split: str, data: bytes, files: dict[str, int], closed: Specs) -> None:
         """Add the shard of a journal's entry, where it is the next one of its split and lies there whole."""
-        split = name.split("/")[2]
-        entry = json.loads(self._do(self._fs.cat_file, f"{self._root}/{name}"))
+        entry = json.loads(data)
         facts = stored(entry["spec"])
         is_next = int(facts["basename"].split(".")[1]) == len(closed.get(split, ()))
         if is_next and files.get(f"{split}/{facts['basename']}") == facts["bytes"]:
@@ -121,9 +133,27 @@ class ObjectWork(Work):
             with (self.folder / split / CONTENTS).open("ab") as file:
                 file.write(entry["contents"].encode())
 
-    def _store(self, shard: ClosedShard, source: Path | None) -> None:
-        data = b"".join(shard.chunks) if source is None else source.read_bytes()
-        self._put(f"{shard.split}/{shard.file}", data)
+    def can_copy(self, place: Location) -> bool:
+        """See `Work`. A store copies within itself, where fsspec's file system of it knows how."""
+        if not isinstance(place, FsspecPath) or place.filesystem is not self._fs:
+            return False
+        if isinstance(self._fs, AsyncFileSystem):
+            return type(self._fs)._cp_file is not AsyncFileSystem._cp_file
+        return type(self._fs).cp_file is not AbstractFileSystem.cp_file
+
+    def _store(self, shard: ClosedShard, source: Location | None) -> None:
+        name = f"{shard.split}/{shard.file}"
+        if isinstance(source, FsspecPath):
+            self._copy(source, name, stored(shard.spec)["bytes"])
+        else:
+            self._put(name, b"".join(shard.chunks) if source is None else source.read_bytes())
+
+    def _copy(self, source: FsspecPath, name: str, size: int) -> None:
+        self._do(self._fs.cp_file, source.path, f"{self._root}/{name}")
+        self._fs.invalidate_cache()
+        copied = self._do(self._fs.info, f"{self._root}/{name}")["size"]
+        if copied != size:
+            raise OSError(f"{source} has {copied} bytes, not {size}: see `pipeline shards verify` of its set")
 
     def _note(self, shard: ClosedShard, contents_size: int) -> None:
         entry = {"spec": shard.spec, "contents": shard.contents.decode()}
@@ -140,6 +170,10 @@ class ObjectWork(Work):
         except FileNotFoundError:
             return {}
         return {str(name)[len(self._root) :].lstrip("/"): int(facts["size"]) for name, facts in found.items()}
+
+    def _cat(self, name: str) -> bytes:
+        data: bytes = self._do(self._fs.cat_file, f"{self._root}/{name}")
+        return data
 
     def _put(self, name: str, data: bytes) -> None:
         self._do(self._fs.pipe_file, f"{self._root}/{name}", data)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from shards.contents import Content, content_of, read_contents
-from shards.index import INDEX
+from shards.contents import CONTENTS, Content, content_of, read_contents
+from shards.index import INDEX, chunks_of
 from shards.reader import ShardReader, resolve_set
 
 SHOWN = 5
@@ -63,22 +63,23 @@ class Overlap:
 def overlap(split_dir_a: Path, split_dir_b: Path) -> Overlap:
     """Compare two splits by the lists of contents beside their shards: a second for a hundred thousand pairs.
 
-    A set that was written before there were such lists is read whole instead.
+    A set that was written before there were such lists is read whole instead. The smaller split is in memory, for the
+    other may be a hundred million pairs to train on.
 
     Raises:
         ValueError: A folder is no split, or cannot be read.
     """
-    a, b = _contents(split_dir_a), _contents(split_dir_b)
-    captions_of_a = {caption for pair in a for caption in pair.captions}
-    return Overlap(
-        a=split_dir_a,
-        b=split_dir_b,
-        size_a=len(a),
-        size_b=len(b),
-        ids=_shared(a, b, lambda pair: pair.id),
-        pictures=_shared(a, b, lambda pair: pair.image),
-        captions=tuple(pair.id for pair in b if not captions_of_a.isdisjoint(pair.captions)),
-    )
+    size_a, size_b = _size(split_dir_a), _size(split_dir_b)
+    smaller, larger = (split_dir_a, split_dir_b) if size_a < size_b else (split_dir_b, split_dir_a)
+    both = _Hashes.of(_contents(smaller)).shared_with(_contents(larger))
+    ids: list[str] = []
+    pictures: list[str] = []
+    captions: list[str] = []
+    for pair in _contents(split_dir_b):
+        ids += [pair.id] * (pair.id in both.ids)
+        pictures += [pair.id] * (pair.image in both.pictures)
+        captions += [pair.id] * (not both.captions.isdisjoint(pair.captions))
+    return Overlap(split_dir_a, split_dir_b, size_a, size_b, tuple(ids), tuple(pictures), tuple(captions))
 
 
 def overlaps(set_a: str, set_b: str) -> list[Overlap]:
@@ -108,18 +109,45 @@ def _split_dirs(name_or_path: str) -> list[Path]:
     return splits
 
 
-def _contents(split_dir: Path) -> list[Content]:
-    contents = read_contents(split_dir)
-    if contents is None:
-        reader = ShardReader(split_dir)
-        pairs = (reader[index] for index in range(len(reader)))
-        contents = [content_of(pair["id"], pair["image"], pair["captions"]) for pair in pairs]
-    return contents
+@dataclass(frozen=True, slots=True)
+class _Hashes:
+    """What pairs are known by."""
+
+    ids: set[str]
+    pictures: set[str]
+    captions: set[str]
+
+    @classmethod
+    def of(cls, pairs: Iterable[Content]) -> _Hashes:
+        found = cls(set(), set(), set())
+        for pair in pairs:
+            found.ids.add(pair.id)
+            found.pictures.add(pair.image)
+            found.captions.update(pair.captions)
+        return found
+
+    def shared_with(self, pairs: Iterable[Content]) -> _Hashes:
+        found = _Hashes(set(), set(), set())
+        for pair in pairs:
+            found.ids.update(self.ids & {pair.id})
+            found.pictures.update(self.pictures & {pair.image})
+            found.captions.update(self.captions.intersection(pair.captions))
+        return found
 
 
-def _shared(a: Iterable[Content], b: Iterable[Content], key: Callable[[Content], Hashable]) -> tuple[str, ...]:
-    known = {key(pair) for pair in a}
-    return tuple(pair.id for pair in b if key(pair) in known)
+def _size(split_dir: Path) -> int:
+    path = split_dir / CONTENTS
+    return sum(chunk.count(b"\n") for chunk in chunks_of(path)) if path.is_file() else len(ShardReader(split_dir))
+
+
+def _contents(split_dir: Path) -> Iterator[Content]:
+    listed = read_contents(split_dir)
+    if listed is not None:
+        yield from listed
+        return
+    reader = ShardReader(split_dir)
+    for pair in (reader[index] for index in range(len(reader))):
+        yield content_of(pair["id"], pair["image"], pair["captions"])
 
 
 def _name(split_dir: Path) -> str:

@@ -116,9 +116,7 @@ class ShardReader:
         if self._readers is None:
             self._readers = [self._reader(shard) for shard in self._shards]
         if self._is_mirror:
-            raw = self.folder / self._shards[number].spec["raw_data"]["basename"]
-            if not raw.is_file():
-                fetch(self.folder, self._shards[number].spec)
+            fetch(self.folder, self._shards[number].spec)
         return self._readers[number]
 
     def _reader(self, shard: Shard) -> Any:

@@ -150,9 +150,10 @@ def _part(request: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def fingerprint(path: Path) -> dict[str, Any]:
-    """Size in bytes and sha256 of a small file."""
-    data = path.read_bytes()
-    return {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
+    """Size in bytes and sha256 of a file."""
+    with path.open("rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+        return {"bytes": file.tell(), "sha256": digest}
 
 
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import IO, Any
 from shards.index import INDEX
 from shards.mds import OpenShard, ShardFormat, encode_pair, index_bytes
 from shards.pair import Pair
+from shards.stopped import is_full
 from shards.work import Work
 
 
@@ -77,6 +78,8 @@ class SplitWriters:
         try:
             self._work.store(closed)
         except OSError as error:
+            if is_full(error):
+                raise  # to be named as the disk that it is
             raise OSError(f"{self._work.where} cannot be written: {error.strerror or error}") from error
 
     def _wait(self) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.contents import CONTENTS, Content, content_of, read_contents
+from shards.ids import Ids
 from shards.images import check_image
 from shards.index import INDEX, Shard, hash_problem, read_index, size_problems
 from shards.mirror import ORIGIN, drop_damaged, fetch, origin
@@ -92,7 +93,7 @@ class _Audit:
         self._decode = decode
         self._progress = progress
         self._wanted = wanted
-        self._ids: set[str] = set()
+        self._ids = Ids()
 
     def split(self, split: str, entry: dict[str, Any]) -> None:
         """Check one split against its entry in the receipt."""
@@ -119,7 +120,7 @@ class _Audit:
         if not damaged:
             self._samples(folder, contents)
 
-    def _contents(self, folder: Path, entry: dict[str, Any]) -> list[Content] | None:
+    def _contents(self, folder: Path, entry: dict[str, Any]) -> Iterator[Content] | None:
         """The list of contents; None for a set that was written before there were such lists."""
         if "contents" not in entry:
             return None
@@ -129,21 +130,18 @@ class _Audit:
             self.problems.append(f"{folder / CONTENTS} was altered after the set was written")
         return read_contents(folder)
 
-    def _samples(self, folder: Path, contents: list[Content] | None) -> None:
+    def _samples(self, folder: Path, contents: Iterator[Content] | None) -> None:
         try:
             reader = ShardReader(folder)
         except ValueError as error:
             self.problems.append(str(error))
             return
         for index in range(len(reader)):
+            listed, contents = self._next(contents)
             try:
                 sample = reader[index]
                 self.problems += [f"{folder}, pair {index}: {what}" for what in self._sample_problems(sample)]
-                if (
-                    contents is not None
-                    and content_of(sample["id"], sample["image"], sample["captions"])
-                    not in (contents[index : index + 1])
-                ):
+                if contents is not None and content_of(sample["id"], sample["image"], sample["captions"]) != listed:
                     self.problems.append(f"{folder}, pair {index}: it is not what {CONTENTS} says")
                 self.bytes += len(sample["image"])
             except ValueError as error:
@@ -152,11 +150,18 @@ class _Audit:
             if self._progress is not None:
                 self._progress(Progress(self.samples, self._wanted, self.bytes))
 
+    def _next(self, contents: Iterator[Content] | None) -> tuple[Content | None, Iterator[Content] | None]:
+        """The next pair of the list of contents, and what of the list can still be read."""
+        try:
+            return (None, None) if contents is None else (next(contents, None), contents)
+        except ValueError as error:
+            self.problems.append(str(error))
+            return None, None
+
     def _sample_problems(self, sample: dict[str, Any]) -> Iterator[str]:
         id, captions = sample["id"], sample["captions"]
-        if id in self._ids:
+        if not self._ids.add(id):
             yield f"the id {id!r} occurs twice"
-        self._ids.add(id)
         if not captions or not all(isinstance(caption, str) and caption.strip() for caption in captions):
             yield f"{id!r} has an empty caption or none"
         try:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from shards.contents import CONTENTS
+from shards.location import Location
 from shards.lock import FolderLock
 from shards.mds import ClosedShard
 from shards.receipt import Receipt, format_difference
@@ -27,14 +28,16 @@ class Work(ABC):
         where: The set's place, as users name it.
         home: Local folder of this work, held while it goes on.
         folder: In it, everything of the set that lies on this machine.
+        disk: What is full when a disk is, as users name it.
     """
 
-    def __init__(self, where: str, home: Path, folder: Path) -> None:
+    def __init__(self, where: str, home: Path, folder: Path, disk: str) -> None:
         self.where = where
+        self.disk = disk
         self.home = home
         self.folder = folder
         self.closed: Specs = {}
-        self._begun = False
+        self.begun = False
 
     @property
     def num_closed(self) -> int:
@@ -53,7 +56,7 @@ class Work(ABC):
             yield
         finally:
             try:
-                if self._begun and not self.closed:
+                if self.begun and not self.closed:
                     self.drop()
             finally:  # what cannot be dropped now, by revoked credentials say, must not hold the place as well
                 lock.release()
@@ -65,7 +68,7 @@ class Work(ABC):
             OSError: It cannot be read or written.
         """
         there, self.closed = self._load(asked)
-        self._begun = True  # not before: what could not be taken up is not ours to drop
+        self.begun = True  # not before: what could not be taken up is not ours to drop
         if there is not None and there != asked:
             self.restart(asked)
             return f"an unfinished write of another request was at {self.where}: dropped"
@@ -80,10 +83,14 @@ class Work(ABC):
         if there is None or there == asked:
             self.drop()
 
-    def store(self, shard: ClosedShard, source: Path | None = None) -> None:
+    def can_copy(self, place: Location) -> bool:
+        """Whether a file elsewhere can be stored without its bytes coming by this machine."""
+        return False
+
+    def store(self, shard: ClosedShard, source: Location | None = None) -> None:
         """Put a shard and its contents where they will outlive this process, then note that it is there.
 
-        Its bytes are those of the file `source`, where that is given.
+        Its bytes are those of the file `source`, where that is given: one on this machine, or one that can be copied.
         """
         lines = self.folder / shard.split / CONTENTS
         lines.parent.mkdir(parents=True, exist_ok=True)
@@ -124,7 +131,7 @@ class Work(ABC):
         """The request of an earlier run, and its closed shards where it was the same one; bring `folder` to that."""
 
     @abstractmethod
-    def _store(self, shard: ClosedShard, source: Path | None) -> None: ...
+    def _store(self, shard: ClosedShard, source: Location | None) -> None: ...
 
     @abstractmethod
     def _note(self, shard: ClosedShard, contents_size: int) -> None: ...

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from errno import EDQUOT, ENOSPC
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 from shards.checking import Seen, look_at_all
+from shards.ids import Ids
 from shards.images import CheckLevel
 from shards.mds import SETS, ShardFormat
 from shards.output import open_work
@@ -24,13 +22,10 @@ from shards.request import make_request, origin, record
 from shards.sources import get_source
 from shards.sources.base import Reading, Request, Source
 from shards.splits import SplitWriters
+from shards.stopped import saying_what_is_kept
 from shards.work import Work, written_before
 
 _SPLIT = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-
-
-class Stopped(KeyboardInterrupt):
-    """A write that was stopped by its user. The message says what is kept."""
 
 
 def write_set(
@@ -94,28 +89,27 @@ def write_set(
         return found
     reading: Reading | None = chosen.read(request)  # what is wrong with it is said before anything is made
     start, say = time.perf_counter(), say or _say_nothing
-    with work.held():
+    with saying_what_is_kept(work), work.held():
         found = written_before(work, asked, overwrite, allow_missing)
         if found is not None:
             work.tidy(asked)
             return found
-        with _saying_what_is_kept(work):
-            if line := work.begin(asked):
-                say(line)
-            went_on = work.num_closed
-            judge = partial(_judge, name, allow_missing, part is not None)
-            while True:
-                share, tally = Share(reading or chosen.read(request), part), Tally()
-                reading = None
-                try:
-                    _write(share, work, format, check, workers, tally, judge, progress)
-                    break
-                except SourceChangedError:
-                    say(f"{name} no longer gives the pairs that were already written: starting anew")
-                    work.restart(asked)
-                    went_on = 0
-            write_receipt(work.folder, chosen, asked["request"], tally, share.record(), origin(request))
-            work.publish()
+        if line := work.begin(asked):
+            say(line)
+        went_on = work.num_closed
+        judge = partial(_judge, name, allow_missing, part is not None)
+        while True:
+            share, tally = Share(reading or chosen.read(request), part), Tally()
+            reading = None
+            try:
+                _write(share, work, format, check, workers, tally, judge, progress)
+                break
+            except SourceChangedError:
+                say(f"{name} no longer gives the pairs that were already written: starting anew")
+                work.restart(asked)
+                went_on = 0
+        write_receipt(work.folder, chosen, asked["request"], tally, share.record(), origin(request))
+        work.publish()
     return Report(
         name=name,
         out=work.where,
@@ -176,7 +170,7 @@ def _write(
     """Send each item of the share where it belongs, counting."""
     counts = {split: sum(spec["samples"] for spec in specs) for split, specs in work.closed.items()}
     replay = Replay(work.folder, counts)
-    ids: set[str] = set()
+    ids = Ids()
     with SplitWriters(work, format).open() as writers:
         for item in look_at_all(share, check, workers, replay):
             if isinstance(item, BlockEnd):
@@ -188,7 +182,6 @@ def _write(
                 problem = _problem(item, ids)
                 if problem is None:
                     _accept(item, writers, tally)
-                    ids.add(item.pair.id)
                 else:
                     item = Rejected(item.pair.id, problem, item.pair.split)
             if isinstance(item, Rejected):
@@ -215,13 +208,13 @@ def _accept(seen: Seen, writers: SplitWriters, tally: Tally) -> None:
     tally.bytes += len(seen.pair.image)
 
 
-def _problem(seen: Seen, ids: set[str]) -> str | None:
-    """Why a pair cannot be written, or None."""
-    if seen.pair.id in ids:
-        return "duplicate id"
-    if seen.problem is None and not _SPLIT.fullmatch(seen.pair.split):
+def _problem(seen: Seen, ids: Ids) -> str | None:
+    """Why a pair cannot be written, or None: then its id is one of `ids`."""
+    if seen.problem is not None:
+        return "duplicate id" if seen.pair.id in ids else seen.problem
+    if not _SPLIT.fullmatch(seen.pair.split):
         return f"split {seen.pair.split!r} cannot be a folder's name"
-    return seen.problem
+    return None if ids.add(seen.pair.id) else "duplicate id"
 
 
 def _judge(name: str, allow_missing: int, is_part: bool, tally: Tally) -> None:
@@ -230,19 +223,3 @@ def _judge(name: str, allow_missing: int, is_part: bool, tally: Tally) -> None:
         raise ValueError(nothing_written(name, tally))
     if tally.num_missing > allow_missing:
         raise ValueError(too_many_missing(name, tally, allow_missing))
-
-
-@contextmanager
-def _saying_what_is_kept(work: Work) -> Iterator[None]:
-    try:
-        yield
-    except KeyboardInterrupt:
-        kept = f"{work.num_closed:,} pairs are kept, the same command goes on from there"
-        raise Stopped(f"stopped: {kept if work.closed else 'not one shard was full yet, nothing is kept'}") from None
-    except (OSError, ValueError) as error:
-        is_full = isinstance(error, OSError) and error.errno in (ENOSPC, EDQUOT)  # from wherever: only we write
-        said = f"{work.where} cannot be written: {os.strerror(ENOSPC)}" if is_full else str(error)
-        if not work.closed and not is_full:
-            raise
-        kept = f"; {work.num_closed:,} pairs are kept, the same command goes on from there" if work.closed else ""
-        raise (OSError if isinstance(error, OSError) else ValueError)(said + kept) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from open_clip.hf_model import HFTextEncoder
 from open_clip.transformer import TextTransformer
 from torch import Tensor, nn
 
@@ -41,11 +42,17 @@ def stretch_table(table: Tensor, length: int, keep: int = KEPT) -> Tensor:
 
 
 def stretch(text: Any, length: int, keep: int = KEPT) -> None:
-    """Give an open_clip text tower a longer context, its weights otherwise as they are.
+    """Give a text tower a longer context, its weights otherwise as they are.
+
+    A Hugging Face tower has more positions than open_clip gives it tokens: it reads as many as those without a change,
+    and its table is not stretched, because its own configuration says how long it is.
 
     Raises:
-        ValueError: the tower has no table of its own to stretch.
+        ValueError: the tower has no table of its own to stretch, or is a Hugging Face one with fewer positions.
     """
+    if isinstance(text, HFTextEncoder):
+        _check_positions(text, length)
+        return
     if not isinstance(text, TextTransformer):
         raise ValueError(f"a {type(text).__name__} has no position table of its own")
     if text.cls_emb is not None:
@@ -55,6 +62,21 @@ def stretch(text: Any, length: int, keep: int = KEPT) -> None:
     text.num_pos = text.context_length = length
     if text.attn_mask is not None:
         text.attn_mask = text.build_causal_mask()
+
+
+def _check_positions(text: HFTextEncoder, length: int) -> None:
+    if hasattr(text.config, "relative_attention_num_buckets") and position_table(text) is None:
+        return  # T5's positions are distances, without an end
+    embeddings = getattr(text.transformer, "embeddings", None)
+    positions = getattr(embeddings, "position_embeddings", None)
+    if not isinstance(positions, nn.Embedding):
+        raise ValueError(f"its Hugging Face {text.config.model_type} has no position table that is known here")
+    used_before = 0 if positions.padding_idx is None else positions.padding_idx + 1  # RoBERTa counts from there
+    if length > positions.num_embeddings - used_before:
+        raise ValueError(
+            f"its Hugging Face {text.config.model_type} has {positions.num_embeddings - used_before} positions, and "
+            "only open_clip's own towers are stretched; lower model.context_length, or use such a tower"
+        )
 
 
 def position_table(text: Any) -> nn.Parameter | None:

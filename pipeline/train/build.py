@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pipeline.preprocess import Preprocess
 from pipeline.runs import Run
 from pipeline.train.distributed import Ranks
 from pipeline.train.engine import make_engine, micro_batch_size
-from pipeline.train.further import FROZEN, FurtherInputs, freeze_captions
+from pipeline.train.further import FROZEN, FurtherInputs, frozen_captions_of
 from pipeline.train.loop import Trainer
 from pipeline.train.optim import make_optimizer
 from pipeline.train.step import Stepper
@@ -30,6 +31,7 @@ from pipeline.train.terms import Terms, make_terms
 from pipeline.train.weights import TrainedWeights
 from shards.overlap import overlap
 from shards.reader import ShardReader, set_for_streaming, split_dir
+from shards.receipt import read_receipt
 from shards.verify import quick_check
 
 
@@ -60,7 +62,7 @@ def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks
     engine = make_engine(model, optimizer, deepspeed_config, recipe.batch, micro_batch)
     encoder = TorchEncoder(engine, preprocess, tokenizer, ranks.device, next(engine.module.parameters()).dtype)
     terms = make_terms(recipe, ranks.rank, model.framework)
-    further = _further_inputs(terms, engine, encoder, train_dir, recipe, ranks)
+    further = _further_inputs(terms, engine, encoder, train_dir, recipe, ranks, run)
     return Trainer(
         recipe=recipe,
         engine=engine,
@@ -77,34 +79,54 @@ def build_trainer(recipe: Recipe, deepspeed_config: dict[str, Any], ranks: Ranks
 
 
 def _further_inputs(
-    terms: Terms, engine: Any, encoder: Encoder, train_dir: Path, recipe: Recipe, ranks: Ranks
+    terms: Terms, engine: Any, encoder: Encoder, train_dir: Path, recipe: Recipe, ranks: Ranks, run: Run
 ) -> FurtherInputs:
-    """What the objective needs of a batch; frozen captions are encoded now, before any weight moves or is resumed."""
+    """What the objective needs of a batch; frozen captions are encoded before any weight moves, and kept."""
     needs = terms.objective.needs
     if FROZEN not in needs:
         return FurtherInputs(needs)
     engine.eval()
-    return FurtherInputs(needs, freeze_captions(encoder, ShardReader(train_dir), recipe.evaluate.batch_size, ranks))
+    captions = ShardReader(train_dir)
+    return FurtherInputs(needs, frozen_captions_of(run, encoder, captions, recipe.evaluate.batch_size, ranks))
 
 
 def _splits(recipe: Recipe, ranks: Ranks) -> tuple[Path, Path | None]:
-    """The folders of the splits, checked once for all ranks."""
+    """The folders of the splits, checked once for all ranks.
 
-    cache = Path(recipe.data.cache) if recipe.data.cache else None
+    Raises:
+        ValueError: A split is not there or damaged, or a machine has it in another state than the main rank's.
+    """
 
-    def find() -> tuple[Path, Path | None]:
-        folder = set_for_streaming(recipe.data.set, cache)
-        splits = [split_dir(folder, s) for s in (recipe.data.train_split, recipe.data.val_split) if s is not None]
+    def check() -> dict[str, Any]:
+        splits, state = _find_splits(recipe)
         for split in splits:
             quick_check(split)
         if len(splits) > 1 and (warning := overlap(splits[0], splits[1]).warning()):
             print(f"warning: {warning}", flush=True)
-        return splits[0], splits[1] if len(splits) > 1 else None
+        return state
 
-    found = ranks.on_main(find)
-    if not found[0].is_dir():
-        set_for_streaming(recipe.data.set, cache)  # a rank of another machine, which has a cache of its own
-    return found
+    checked = ranks.on_main(check)
+    splits: list[Path] = []
+    problem = None
+    try:  # a machine may have a disk, or a cache, of its own
+        splits, state = _find_splits(recipe)
+        if state != checked:
+            problem = "it is not that of the main rank's machine: copy it from there, or start again if it is just new"
+    except (OSError, ValueError) as error:
+        problem = str(error)
+    said = f"{recipe.data.set} on {socket.gethostname()}: {problem}" if problem else None
+    for problem_of_a_rank in filter(None, ranks.gather(said)):
+        raise ValueError(problem_of_a_rank)
+    return splits[0], splits[1] if len(splits) > 1 else None
+
+
+def _find_splits(recipe: Recipe) -> tuple[list[Path], dict[str, Any]]:
+    """The folders of the splits on this machine, brought to what is at a URL now; what tells them from other ones."""
+    folder = set_for_streaming(recipe.data.set, Path(recipe.data.cache) if recipe.data.cache else None)
+    names = [name for name in (recipe.data.train_split, recipe.data.val_split) if name is not None]
+    receipt = read_receipt(folder)
+    state = {name: receipt.splits.get(name) for name in names} if receipt else {}
+    return [split_dir(folder, name) for name in names], state
 
 
 def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pipeline.config import DEFAULT_RECIPE, Recipe, load_recipe, override, parse_recipe
+from pipeline.train.explain import explained, one_line
 from pipeline.train.launch_env import set_rank_variables
 from pipeline.train.stop import EXIT_BAD_INPUT, Stopped
 
@@ -38,10 +39,10 @@ def main(launch: Launch) -> int:
     try:
         return train(launch)
     except (ValueError, OSError) as error:
-        _report(error)
-        _leave()
-        return EXIT_BAD_INPUT
+        return _refuse(one_line(str(error)))
     except RuntimeError as error:
+        if (known := explained(error)) is not None:
+            return _refuse(known)
         if not any(sign in str(error) for sign in _GONE):
             raise
         rank = os.environ.get("RANK", "0")
@@ -49,13 +50,15 @@ def main(launch: Launch) -> int:
         return EXIT_LOST_A_RANK
 
 
-def _leave() -> None:
+def _refuse(line: str) -> int:
     from pipeline.train.distributed import leave
 
+    _report(line)
     leave()
+    return EXIT_BAD_INPUT
 
 
-def _report(error: Exception) -> None:
+def _report(line: str) -> None:
     """One line for the user. What is wrong on every rank is said by the main one: the launcher ends the others.
 
     The process group still stands: a main rank without such an error waits, in a collective, until this one has spoken.
@@ -66,7 +69,7 @@ def _report(error: Exception) -> None:
     if rank != 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         time.sleep(_SECONDS_FOR_THE_MAIN_RANK)
-    print(f"error{f' on rank {rank}' if rank else ''}: {error}", file=sys.stderr, flush=True)
+    print(f"error{f' on rank {rank}' if rank else ''}: {line}", file=sys.stderr, flush=True)
 
 
 def read_recipe(launch: Launch) -> Recipe:

@@ -108,6 +108,10 @@ class RemotePath(ABC):
             OSError: The server does not give parts of files.
         """
 
+    @abstractmethod
+    def refresh(self) -> None:
+        """Forget what was listed before: what is there is asked for anew."""
+
     def read_bytes(self) -> bytes:
         """All of the file."""
         with self.open() as file:

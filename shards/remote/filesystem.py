@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from shards.names import natural_key
 from shards.remote.base import RemotePath, Version
-from shards.remote.blocks import BlockFile
+from shards.remote.blocks import BLOCK, BlockFile
 from shards.remote.causes import cause, hopeless
 from shards.remote.patience import PASSING, Limits, Patience
 
@@ -37,7 +37,13 @@ class FsspecPath(RemotePath):
     __repr__ = __str__
 
     @property
-    def _path(self) -> str:
+    def filesystem(self) -> AbstractFileSystem:
+        """fsspec's file system; there is one for all places of a store."""
+        return self._fs
+
+    @property
+    def path(self) -> str:
+        """The place as its file system names it."""
         return str(self._fs._strip_protocol(self.url))
 
     @property
@@ -48,7 +54,7 @@ class FsspecPath(RemotePath):
     @property
     def parent(self) -> FsspecPath:
         """See `RemotePath`."""
-        return FsspecPath(self._fs.unstrip_protocol(self._fs._parent(self._path)), self._fs)
+        return FsspecPath(self._fs.unstrip_protocol(self._fs._parent(self.path)), self._fs)
 
     @property
     def is_pattern(self) -> bool:
@@ -62,16 +68,17 @@ class FsspecPath(RemotePath):
 
     @cached_property
     def _info(self) -> dict[str, Any]:
-        info: dict[str, Any] = self._asked(lambda: self._fs.info(self._path))
+        info: dict[str, Any] = self._asked(lambda: self._fs.info(self.path))
         return info
 
     def version(self) -> Version:
         """See `RemotePath`."""
-        known = {key.lower(): value for key, value in self._info.items()}
-        etag = next((str(known[key]) for key in ("etag", "sha256", "blob_id", "md5hash") if known.get(key)), None)
-        times = ("lastmodified", "last_modified", "updated", "mtime", "created")
-        modified = next((str(known[key]) for key in times if known.get(key)), None)
-        return Version(known.get("size"), etag, modified)
+        return _version(self._info)
+
+    def refresh(self) -> None:
+        """See `RemotePath`."""
+        self.__dict__.pop("_info", None)
+        self._fs.invalidate_cache()
 
     def is_dir(self) -> bool:
         """See `RemotePath`."""
@@ -95,20 +102,27 @@ class FsspecPath(RemotePath):
 
         def fetch(start: int, end: int) -> bytes:
             # By name: the file system of S3 has another argument in the second place.
-            data: bytes = self._asked(partial(self._fs.cat_file, self._path, start=start, end=end))
+            data: bytes = self._asked(partial(self._fs.cat_file, self.path, start=start, end=end))
+            if end >= size > BLOCK:
+                self._check_unchanged()  # stores cannot be asked for a block of a version
             return data
 
         return io.BufferedReader(BlockFile(str(self), fetch, size, num_blocks))
 
+    def _check_unchanged(self) -> None:
+        self._fs.invalidate_cache(self._fs._parent(self.path))
+        if how := self.version().difference(_version(self._asked(lambda: self._fs.info(self.path)))):
+            raise OSError(f"{self} changed while it was read ({how}); run again to read the new one")
+
     def read_bytes(self) -> bytes:
         """See `RemotePath`."""
-        data: bytes = self._asked(lambda: self._fs.cat_file(self._path))
+        data: bytes = self._asked(lambda: self._fs.cat_file(self.path))
         return data
 
     def walk(self) -> Iterator[str]:
         """See `RemotePath`."""
-        root = self._path.rstrip("/") + "/"
-        files: list[str] = self._asked(lambda: self._fs.find(self._path))
+        root = self.path.rstrip("/") + "/"
+        files: list[str] = self._asked(lambda: self._fs.find(self.path))
         return iter(sorted((file.removeprefix(root) for file in files), key=natural_key))
 
     def expand(self) -> list[RemotePath]:
@@ -119,7 +133,7 @@ class FsspecPath(RemotePath):
         for url in braceexpand(self.url):
             place = FsspecPath(url, self._fs)
             if "*" in url or "[" in url:
-                found: list[str] = self._asked(partial(self._fs.glob, place._path))
+                found: list[str] = self._asked(partial(self._fs.glob, place.path))
                 files = sorted(found, key=natural_key)
                 paths += [FsspecPath(self._fs.unstrip_protocol(file), self._fs) for file in files]
             else:
@@ -153,6 +167,14 @@ class FsspecPath(RemotePath):
 
     def _refusal(self, error: OSError) -> PermissionError:
         return PermissionError(f"{self} is refused ({error}); check the credentials and the address")
+
+
+def _version(info: dict[str, Any]) -> Version:
+    known = {key.lower(): value for key, value in info.items()}
+    etag = next((str(known[key]) for key in ("etag", "sha256", "blob_id", "md5hash") if known.get(key)), None)
+    times = ("lastmodified", "last_modified", "updated", "mtime", "created")
+    modified = next((str(known[key]) for key in times if known.get(key)), None)
+    return Version(known.get("size"), etag, modified)
 
 
 def _is_network(error: Exception) -> bool:

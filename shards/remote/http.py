@@ -60,6 +60,10 @@ class HttpPath(RemotePath):
     def _at(self, path: str) -> HttpPath:
         return HttpPath(urlunsplit(self._parts._replace(path=path)), self.limits)
 
+    def refresh(self) -> None:
+        """See `RemotePath`."""
+        self.__dict__.pop("_answer", None)
+
     @cached_property
     def _answer(self) -> tuple[Version, bool, str] | OSError:
         try:

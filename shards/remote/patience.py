@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import random
 import sys
-import time
+import threading
 from dataclasses import dataclass
 
 PASSING = (408, 425, 429, 500, 502, 503, 504)
@@ -54,6 +54,9 @@ def _number(name: str, default: float) -> float:
     return value
 
 
+_thread = threading.local()
+
+
 class Patience:
     """The tries left for one file. What brings bytes is no failure, so a line that drops every minute still ends."""
 
@@ -74,7 +77,7 @@ class Patience:
             ask_again_after: Seconds that the server asked to wait.
 
         Raises:
-            ConnectionError: No tries are left, or the server asks for a longer pause than anybody waits.
+            ConnectionError: No tries are left, the server asks for a longer pause than anybody waits, or nobody waits.
         """
         self._failures += 1
         if self._failures >= self._limits.tries:
@@ -88,7 +91,23 @@ class Patience:
         pause = min(self._limits.backoff * 2 ** (self._failures - 1), LONGEST_PAUSE) * random.uniform(0.5, 1.5)
         pause = max(pause, ask_again_after or 0.0)
         say(f"{self._what}: {reason}; try {self._failures + 1} of {self._limits.tries} in {pause:.1f} s")
-        time.sleep(pause)
+        if _stop_of_thread().wait(pause):
+            raise ConnectionError(f"{self._what}: {reason}; nobody waits for it any more")
+
+
+def stop_waiting_with(stop: threading.Event) -> None:
+    """In a thread that others wait for: its pauses end when `stop` is set, and no other try follows.
+
+    Ctrl-C is raised in the main thread alone, where it ends a pause by itself.
+    """
+    _thread.stop = stop
+
+
+def _stop_of_thread() -> threading.Event:
+    if not hasattr(_thread, "stop"):
+        _thread.stop = threading.Event()
+    stop: threading.Event = _thread.stop
+    return stop
 
 
 def say(line: str) -> None:

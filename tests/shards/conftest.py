@@ -14,6 +14,8 @@ from shards.report import Report
 from shards.writer import write_set
 from tests.shards.http_server import WebServer, serving
 from tests.shards.layouts import write_jsonl, write_tree
+from tests.shards.resume import make_source
+from tests.shards.s3 import S3Server, serve_s3
 
 Write = Callable[..., Report]
 
@@ -46,6 +48,22 @@ def memory() -> Iterator[str]:
     filesystem = fsspec.filesystem("memory")
     if filesystem.exists(f"/{name}"):
         filesystem.rm(f"/{name}", recursive=True)
+
+
+@pytest.fixture
+def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
+    """A store; mirrors and unfinished lists lie in `tmp_path`."""
+    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr("tempfile.tempdir", None)
+    with serve_s3(monkeypatch) as server:
+        yield server
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> dict[str, str]:
+    """Arguments of `write_set` for a small source."""
+    return make_source(tmp_path / "in")
 
 
 def row(image: str, caption: Any = "a caption", **more: Any) -> dict[str, Any]:

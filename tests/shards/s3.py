@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 BUCKET = "pairs"
+CHANGES, ALL = ("PUT", "POST"), ("PUT", "POST", "GET", "HEAD", "DELETE")
 
 
 class S3Server:
-    """moto's server behind a gate: once `allowed` requests that change something have passed, all answer 403."""
+    """moto's server behind a gate: once `allowed` requests of the `counted` methods have passed, all answer 403."""
 
     def __init__(self) -> None:
         from moto.moto_server.werkzeug_app import DomainDispatcherApplication, create_backend_app
@@ -21,6 +22,7 @@ class S3Server:
 
         self._app = DomainDispatcherApplication(create_backend_app)
         self.allowed: int | None = None
+        self.counted = CHANGES
         self.log: list[tuple[str, str]] = []
         self._server = make_server("127.0.0.1", 0, self._gate, threaded=True)
         self._thread = Thread(target=self._server.serve_forever, daemon=True)
@@ -33,7 +35,7 @@ class S3Server:
 
     def _gate(self, environ: dict[str, Any], start_response: Callable[..., Any]) -> Iterable[bytes]:
         method, path = environ["REQUEST_METHOD"], environ["PATH_INFO"]
-        if self.allowed is not None and method in ("PUT", "POST"):
+        if self.allowed is not None and method in self.counted:
             self.allowed -= 1
         if self.allowed is not None and self.allowed < 0:
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))

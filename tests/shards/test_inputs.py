@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 
 import pytest
 
+from shards.folder import FolderStore
+from shards.location import location
 from shards.writer import write_set
 from tests.shards.elsewhere import content, docci, publish
 from tests.shards.http_server import WebServer, answer, cut, ended, stalled
@@ -73,6 +75,23 @@ def test_pictures_of_a_web_folder_are_asked_for_by_name(web: WebServer, tmp_path
     web.troubles["set/photos/sa_9.jpg"] = deque([answer(403)])
     with pytest.raises(PermissionError, match=r"sa_9\.jpg answered 403 Forbidden: it asks for consent"):
         read_items("pairs", web.url("set/list.jsonl"))
+
+
+def test_nobody_waits_for_pictures_that_are_not_wanted_any_more(
+    web: WebServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after Ctrl-C, which is raised in the main thread alone, while others wait for the server."""
+    monkeypatch.setenv("PIPELINE_HTTP_BACKOFF", "60")
+    names = [f"{number:02}.jpg" for number in range(40)]
+    web.files |= {f"set/{name}": b"x" for name in names}
+    for name in names[1:]:
+        web.troubles[f"set/{name}"] = deque([answer(503)])
+    answers = FolderStore(location(web.url("set/"))).read_wanted(names)
+    assert next(answers) == ("00.jpg", b"x")
+    answers.close()  # type: ignore[attr-defined]
+    asked = Counter(path for path, _ in web.requests)
+    assert 0 < len(asked) < 20
+    assert set(asked.values()) == {1}, "no pause was waited out for another try"
 
 
 def test_a_web_folder_that_shows_its_folders_and_one_that_does_not(web: WebServer, tmp_path: Path) -> None:

@@ -1,55 +1,23 @@
-"""Sets in an object store: written as they grow, read through a mirror."""
+"""Sets that are written to an object store as they grow."""
 
 from __future__ import annotations
 
+import errno
 import json
-import threading
-from collections.abc import Iterator
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from shards import mirror as mirror_module
+from shards import mds
 from shards.mds import ShardFormat
-from shards.mirror import mirror
 from shards.reader import ShardReader, resolve_set
-from shards.remote.filesystem import without_password
-from shards.report import Progress
-from shards.verify import quick_check, verify_set
-from shards.writer import Stopped, write_set
-from tests.shards.resume import OPTIONS, SMALL, make_source, tree
-from tests.shards.s3 import BUCKET, S3Server, serve_s3
-
-
-@pytest.fixture
-def s3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[S3Server]:
-    monkeypatch.setenv("PIPELINE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    monkeypatch.setattr("tempfile.tempdir", None)
-    with serve_s3(monkeypatch) as server:
-        yield server
-
-
-@pytest.fixture
-def source(tmp_path: Path) -> dict[str, str]:
-    return make_source(tmp_path / "in")
-
-
-def write(source: dict[str, str], out: str, **more: Any) -> Any:
-    arguments: dict[str, Any] = {"options": OPTIONS, "format": SMALL, **source, **more}
-    return write_set(out=out, **arguments)
-
-
-def stop_after(count: int) -> Any:
-    def stop(progress: Progress) -> None:
-        if progress.done == count:
-            raise KeyboardInterrupt
-
-    return stop
-
-
-OUT = f"s3://{BUCKET}/sets/mine"
+from shards.stopped import Stopped
+from shards.verify import verify_set
+from tests.shards.resume import tree
+from tests.shards.s3 import ALL, BUCKET, S3Server
+from tests.shards.storing import OUT, stop_after, write
 
 
 def test_the_objects_are_the_files_of_a_local_set(s3: S3Server, source: dict[str, str], tmp_path: Path) -> None:
@@ -116,6 +84,73 @@ def test_access_lost_before_the_first_shard_holds_nothing(s3: S3Server, source: 
     assert sum(write(source, OUT).written.values()) > 0
 
 
+@pytest.mark.long
+def test_access_lost_at_any_request(s3: S3Server, source: dict[str, str], tmp_path: Path) -> None:
+    """An error that names the place; then nothing that can be read, or all of it; and the next run gives the set."""
+    write(source, str(tmp_path / "local"))
+    whole = tree(tmp_path / "local")
+    write(source, f"{OUT}-free")
+    requests, went_on = len(s3.log), []
+    assert requests > 25
+    s3.counted = ALL
+    for allowed in range(requests):
+        out = f"{OUT}-{allowed}"
+        s3.allowed = allowed
+        with pytest.raises(OSError, match=rf"{out}(/manifest.json)?: access denied"):
+            write(source, out)
+        s3.allowed = None
+        left = s3.objects(f"sets/mine-{allowed}")
+        if "manifest.json" in left:
+            assert whole.items() <= left.items()
+        went_on.append(write(source, out).went_on_after)
+        assert s3.objects(f"sets/mine-{allowed}") == whole, allowed
+    assert max(went_on) > 20
+
+
+def test_a_full_temporary_folder_is_named_as_such(s3: S3Server, source: dict[str, str], tmp_path: Path) -> None:
+    """Shards go away, but lists of contents grow here."""
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(
+            OSError, match=r"^the temporary folder .* cannot be written: No space left on device"
+        ) as full:
+            write(source, OUT)
+    assert str(tmp_path) in str(full.value)
+    assert "s3://" not in str(full.value)
+    write(source, str(tmp_path / "local"))
+    write(source, OUT)
+    assert s3.objects("sets/mine") == tree(tmp_path / "local")
+
+
+def test_shards_with_more_digits_than_others_are_in_their_place(
+    s3: S3Server, source: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As beyond 99999: shard.10 comes behind shard.9, as text before shard.2."""
+    monkeypatch.setattr(mds, "_DIGITS", 1)
+    tiny = ShardFormat(size_limit=2400)
+    write(source, str(tmp_path / "local"), format=tiny)
+    with pytest.raises(Stopped):
+        write(source, OUT, format=tiny, progress=stop_after(40))
+    names = [name for name in s3.objects("sets/mine") if name.startswith("train/shard.")]
+    assert "train/shard.11.mds" in names
+    kept = sum(
+        json.loads(entry)["spec"]["samples"]
+        for name, entry in s3.objects("sets/mine/.writing").items()
+        if name.endswith(".mds.json")
+    )
+    assert write(source, OUT, format=tiny).went_on_after == kept
+    assert s3.objects("sets/mine") == tree(tmp_path / "local")
+    folder = resolve_set(OUT)
+    assert verify_set(folder).ok
+    assert [pair["id"] for pair in ShardReader(folder / "train")] == [
+        *(pair["id"] for pair in ShardReader(tmp_path / "local" / "train"))
+    ]
+
+
 def test_overwriting_and_a_dropped_write_leave_only_the_new_set(
     s3: S3Server, source: dict[str, str], tmp_path: Path
 ) -> None:
@@ -135,83 +170,3 @@ def test_files_of_others_are_not_touched(s3: S3Server, source: dict[str, str]) -
     with pytest.raises(ValueError, match="no set of ours"):
         write(source, OUT, overwrite=True)
     assert s3.objects("sets/mine") == {"thesis.txt": b"years"}
-
-
-@pytest.mark.parametrize("compression", [None, "zstd"])
-def test_reading_and_verifying_through_a_mirror(
-    compression: str | None, s3: S3Server, source: dict[str, str], tmp_path: Path
-) -> None:
-    form = ShardFormat(compression=compression, size_limit=6000)
-    write(source, str(tmp_path / "local"), format=form)
-    write(source, OUT, format=form)
-    folder = resolve_set(OUT)
-    ours, theirs = ShardReader(tmp_path / "local" / "train"), ShardReader(folder / "train")
-    assert not list(folder.glob("train/shard*"))
-    assert ours[3] == theirs[3]
-    assert len(list(folder.glob("train/shard*"))) == 1
-    assert [ours[index] for index in range(len(ours))] == [theirs[index] for index in range(len(theirs))]
-    assert verify_set(folder).ok
-    assert resolve_set(OUT) == folder
-
-
-def test_a_damaged_copy_is_fetched_again_and_a_damaged_object_is_named(s3: S3Server, source: dict[str, str]) -> None:
-    write(source, OUT)
-    folder = resolve_set(OUT)
-    first = ShardReader(folder / "train")[0]
-    shard = folder / "train" / "shard.00000.mds"
-    shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    quick_check(folder / "train")
-    assert not shard.exists()
-    assert ShardReader(folder / "train")[0] == first
-    shard.unlink()
-    data = s3.objects("sets/mine")["train/shard.00000.mds"]
-    s3.client().put_object(Bucket=BUCKET, Key="sets/mine/train/shard.00000.mds", Body=data[:-1] + b"?")
-    with pytest.raises(OSError, match=r"shard\.00000\.mds is altered: its xxh64 is"):
-        ShardReader(folder / "train")[0]
-    assert not shard.exists()
-    assert any("shard.00000.mds is altered" in problem for problem in verify_set(folder).problems)
-
-
-def test_a_set_that_was_written_again_is_mirrored_again(s3: S3Server, source: dict[str, str]) -> None:
-    write(source, OUT)
-    folder = mirror(OUT)
-    ShardReader(folder / "train")[0]
-    write(source, OUT, format=ShardFormat(size_limit=3000), overwrite=True)
-    assert mirror(OUT) == folder
-    index = json.loads((folder / "train" / "index.json").read_text())
-    assert index["shards"][0]["size_limit"] == 3000
-    assert not list(folder.glob("train/shard*"))
-
-
-def test_two_processes_at_one_mirror_make_it_once(
-    s3: S3Server, source: dict[str, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    write(source, OUT)
-    copy, folders = mirror_module._copy_small_files, []
-
-    def read() -> None:
-        folders.append(mirror(OUT))
-        ShardReader(folders[0] / "train")[0]
-
-    other = threading.Thread(target=read)
-
-    def copy_while_another_comes(*args: Any) -> None:
-        monkeypatch.setattr(mirror_module, "_copy_small_files", copy)
-        other.start()
-        other.join(timeout=1)  # ends only where it does not wait for this one
-        copy(*args)
-
-    monkeypatch.setattr(mirror_module, "_copy_small_files", copy_while_another_comes)
-    folder = mirror(OUT)
-    other.join()
-    assert folders == [folder]
-    assert len(list(folder.glob("train/shard*"))) == 1, "what the other had fetched stays"
-
-
-def test_passwords_are_not_shown_and_no_set_is_read_by_one() -> None:
-    assert without_password("sftp://me:secret@host/a/b") == "sftp://me@host/a/b"
-    for other in ("abfs://container@account.host/x", "s3://bucket/a:b@c", "hf://datasets/o/n@rev/x", "memory://x"):
-        assert without_password(other) == other
-    with pytest.raises(ValueError, match=r"^https://host/set: .* must not hold a password") as refused:
-        mirror("https://me:secret@host/set")
-    assert "secret" not in str(refused.value)

@@ -152,7 +152,9 @@ def test_tries_without_a_byte_are_bounded(web: WebServer) -> None:
         read(web, ended(5), *[ended(0)] * 6)
 
 
-def test_nobody_is_there() -> None:
+def test_nobody_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.setenv(name, "*")  # a proxy would be there, and answer for whom it does not find
     with serving() as gone:
         url = gone.url("data.bin")
     with pytest.raises(ConnectionError, match=r"data\.bin: .*refused; given up after 2 tries"):

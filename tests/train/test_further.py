@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import signal
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from pipeline.config import ModelConfig
+from pipeline.model import build_model
+from pipeline.runs import WEIGHTS, Run
+from pipeline.train.further import KEPT, frozen_captions_of
 from tests.ranks import Ranks
-from tests.train.tiny import build_on_rank, losses_of, train_on_rank, write_recipe
+from tests.train.tiny import build_on_rank, losses_of, train_on_rank, train_recording, write_recipe
 
 
 def _inputs_of_a_batch(config: str, recipe: str) -> tuple[list[str], list[str], dict[str, torch.Tensor], torch.Tensor]:
@@ -55,3 +63,33 @@ def test_a_frozen_margin_is_the_live_one_until_the_encoder_moves(
     assert abs(losses_of(runs / "frozen")[-1] - losses_of(runs / "live")[-1]) > 1e-3
     # micro: one rank's micro-batch is both ranks' micro-batch together, so the losses agree.
     assert losses_of(runs / "alone") == pytest.approx(losses_of(runs / "frozen"), abs=1e-4)
+
+
+def test_frozen_features_outlive_the_weights_they_came_from(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
+    """Bitwise the uninterrupted run, though `model.init` has been trained further while the run was stopped."""
+    init = tmp_path / "init.safetensors"
+    recipe = str(write_recipe(tmp_path, tiny_set, objective={"name": "hn-frozen", "gamma": 0.5}))
+    start = build_model(ModelConfig(name=str(tmp_path / "tiny-clip.json")))
+    save_file({name: tensor.contiguous() for name, tensor in start.encoder_state().items()}, init)
+    options = [f"model.init={init}"]
+    ranks(2).run(train_on_rank, "zero1", recipe, [*options, "run.name=whole"])
+    stopped = ranks(2).run(train_recording, "zero1", recipe, [*options, "run.name=cut"], None, 3)
+    assert {code for code, _ in stopped} == {128 + signal.SIGTERM}
+    save_file({name: tensor + 0.1 for name, tensor in start.encoder_state().items()}, init)
+    ranks(2).run(train_on_rank, "zero1", recipe, [*options, "run.name=cut"], "auto")
+    whole, cut = (Run(tmp_path / "runs" / name) for name in ("whole", "cut"))
+    assert losses_of(cut.path) == losses_of(whole.path)
+    newest = [run.latest() for run in (whole, cut)]
+    weights = [load_file(checkpoint.path / WEIGHTS) for checkpoint in newest if checkpoint]
+    assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+    (cut.path / KEPT).write_bytes(b"not tensors")
+    with pytest.raises(ValueError, match=r"frozen_captions\.safetensors cannot be read .*encoded again"):
+        frozen_captions_of(cut, None, None, 8, Alone())  # type: ignore[arg-type]
+
+
+class Alone:
+    """Ranks of which there is one."""
+
+    def on_main(self, action: Callable[[], Any]) -> Any:
+        return action()

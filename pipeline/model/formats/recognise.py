@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from pipeline.model.formats.files import EXPECTED, read_state
+from pipeline.model.formats.geometric import is_geometric, merge_geometric
 from pipeline.model.formats.hugging_face import from_hugging_face, is_hugging_face, spec_of
 from pipeline.model.formats.openai import (
     LONGCLIP_TABLE,
@@ -130,11 +131,15 @@ def _of_file(path: Path) -> Weights:
 def _recognise(path: Path, state: dict[str, Tensor], archive: bool) -> Weights:
     if any("lora_" in key for key in state):
         raise ValueError("it is a LoRA adapter, which changes a model and is none: merge it into its base first")
+    geometric = is_geometric(state)
+    if geometric:
+        state = merge_geometric(state)
     if is_hugging_face(state):
         return _hugging_face(path, from_hugging_face(state))
     longclip = LONGCLIP_TABLE in state
     stated = archive or longclip or "input_resolution" in state
     kind = "Long-CLIP" if longclip else "OpenAI CLIP" if stated else "open_clip"
+    kind += " in geometric parametrisation" if geometric else ""
     if is_openai(state):
         state = from_openai(state)
     elif not any(k.startswith("visual.") for k in state) or not any(k.startswith("text.") for k in state):
@@ -170,6 +175,15 @@ def _stated_spec(config: Path, state: dict[str, Tensor]) -> dict[str, Any]:
     if not isinstance(spec, dict) or not isinstance(spec.get("model_cfg"), dict):
         raise ValueError(f"{config} has no 'model_cfg'; expected an open_clip configuration")
     spec.setdefault("preprocess_cfg", {})
+    _find_beside(config, spec["model_cfg"].get("text_cfg", {}))
     if "text.positional_embedding" in state and not spec["model_cfg"]["text_cfg"].get("embed_cls"):
         spec["model_cfg"]["text_cfg"]["context_length"] = state["text.positional_embedding"].shape[0]
     return spec
+
+
+def _find_beside(config: Path, text_cfg: dict[str, Any]) -> None:
+    """A text tower's configuration and tokenizer that lie in the model's folder are found there, wherever that is."""
+    beside = {"hf_model_name": _HF_CONFIG, "hf_tokenizer_name": "tokenizer_config.json"}
+    for key, file in beside.items():
+        if text_cfg.get(key) and (config.parent / file).is_file():
+            text_cfg[key] = str(config.parent.resolve())
