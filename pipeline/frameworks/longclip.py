@@ -71,6 +71,8 @@ class LongClip(Framework):
         self, model: DualEncoder, pixel_values: Tensor, input_ids: Tensor, extras: dict[str, Tensor], tokens: bool
     ) -> Features:
         """`further["short_features"]`: [B, D], normalised."""
+        if "short_ids" not in extras:
+            return model.encode(pixel_values, input_ids, tokens)
         images = model.encode(pixel_values, None, tokens)
         texts = model.encode(None, stack_texts([input_ids, extras["short_ids"]], self.pad_id), tokens)
         long, short = texts.text_features.chunk(2)  # type: ignore[union-attr]
@@ -82,9 +84,10 @@ class LongClip(Framework):
         )
 
     def terms(self, features: Features, ids: Tensor) -> dict[str, Tensor]:
-        """`short`: InfoNCE of the images' main components and the short captions over all ranks."""
+        """`short`: InfoNCE of the images' main components and the short captions over all ranks, if it counts."""
+        if features.further is None:
+            return {}
         assert features.image_features is not None
-        assert features.further is not None
         main = main_components(features.image_features, self.config.components)
         loss = self.short_loss(main, features.further["short_features"], features.logit_scale, ids=ids)
         return {"short": loss}

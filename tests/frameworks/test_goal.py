@@ -219,7 +219,7 @@ def test_a_sentence_takes_the_box_of_its_nearest_mean(copy_scale: float) -> None
         best, best_score = (0, 0, 0, 0), -2.0
         for left, top, right, bottom in goal.tried.tolist():
             inside = [tokens[pair, 4 * y + x].double() for y in range(top, bottom) for x in range(left, right)]
-            mean = (sum(inside) / len(inside)).float()  # type: ignore[arg-type,union-attr]
+            mean = torch.stack(inside).mean(0).float()
             box = F.normalize(image_head(model.clip.visual, mean[None])[0].double(), dim=0)
             score = float(box.detach() @ own["sentence_features"][pair].detach().double())
             if score > best_score:
@@ -227,8 +227,9 @@ def test_a_sentence_takes_the_box_of_its_nearest_mean(copy_scale: float) -> None
         torch.testing.assert_close(own["box_features"][pair].double(), feature, atol=1e-5, rtol=0)
         chosen.add(best)
         seen = goal.preprocess.fit(_picture(pair)) if copy_scale == 1 else _larger(goal.preprocess, _picture(pair))
-        edges = tuple(round(edge * seen.width / 4) for edge in best)
-        cut = np.asarray(seen.crop(edges).resize((32, 32), Image.Resampling.BILINEAR), float).transpose(2, 0, 1)  # type: ignore[arg-type]
+        left, top, right, bottom = (round(edge * seen.width / 4) for edge in best)
+        resized = seen.crop((left, top, right, bottom)).resize((32, 32), Image.Resampling.BILINEAR)
+        cut = np.asarray(resized).astype(np.float64).transpose(2, 0, 1)
         shown = given[1][pair].numpy() * 0.5 + 0.5  # mean and std of the tiny model are 0.5
         assert np.abs(shown - cut / 255)[:, 1:-1, 1:-1].max() < 0.05
     assert len(chosen) > 1

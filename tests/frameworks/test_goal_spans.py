@@ -109,7 +109,7 @@ def test_offsets_say_the_same(tmp_path: Path) -> None:
     """The offsets that fast tokenizers report, another way to the same tokens."""
     name = _trained("unigram", tmp_path)
     tokenizer, no_words = _case(hf_model_name=name, hf_tokenizer_name=name)
-    own = tokenizer.tokenizer.tokenizer  # type: ignore[union-attr]
+    own = tokenizer.tokenizer.tokenizer
     caption = " ".join(CAPTIONS[0].split())  # as the tokenizer is given it
     offsets = own(caption, return_offsets_mapping=True).offset_mapping
     for start, end in sentence_places(caption):

@@ -17,7 +17,7 @@ from pipeline.frameworks.longclip import FirstSentence, main_components, stack_t
 from pipeline.model import Features
 from pipeline.runs import Run
 from tests.ranks import Ranks
-from tests.train.tiny import train_on_rank, write_recipe
+from tests.train.tiny import losses_of, train_on_rank, write_recipe
 
 
 def _rows(n: int, dim: int, seed: int) -> torch.Tensor:
@@ -100,6 +100,14 @@ def test_the_short_caption_is_the_first_sentence() -> None:
 def test_texts_of_two_lengths_go_through_the_tower_together() -> None:
     stacked = stack_texts([torch.ones(2, 3, dtype=torch.int64), torch.ones(1, 5, dtype=torch.int64)], pad_id=7)
     assert stacked.tolist() == [[1, 1, 1, 7, 7], [1, 1, 1, 7, 7], [1, 1, 1, 1, 1]]
+
+
+def test_without_its_short_branch_it_is_plain_fine_tuning(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
+    options = {"name": "longclip", "short_weight": 0.0}
+    for number, sections in enumerate([{}, {"framework": options}]):
+        recipe = write_recipe(tmp_path, tiny_set, **sections, schedule={"epochs": 1})
+        ranks(2).run(train_on_rank, "zero2", str(recipe), [f"run.name={number}"])
+    assert losses_of(tmp_path / "runs" / "0") == losses_of(tmp_path / "runs" / "1")
 
 
 def test_the_loss_of_a_run_is_the_sum_of_both_terms(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:

@@ -1,12 +1,8 @@
-"""Adapters train in place of the layers they stand on, and vanish into them: formulas, names, files, graphs."""
+"""Adapters train in place of the layers they stand on, and vanish into them: formulas, names, shapes."""
 
 from __future__ import annotations
 
 import copy
-import shutil
-import tempfile
-from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,75 +11,12 @@ import torch
 from open_clip.transformer import Attention
 from torch import Tensor, nn
 
-from pipeline.config import load_recipe
 from pipeline.model import DualEncoder
-from pipeline.model.adapters import adapt, adapter_files, load_adapter, merge_adapters
+from pipeline.model.adapters import adapt, merge_adapters
 from pipeline.model.adapters.attention import pack_attention, split_attentions
 from pipeline.model.memory import checkpoint_gradients
-from pipeline.runs import write_json
 from pipeline.sections import AdapterConfig, FreezeConfig
-from tests.fixtures import tiny_clip
-from tests.model.test_layers import BERT, LITE, RESNET
-
-VIT = {"image_size": 32, "layers": 2, "width": 32, "patch_size": 16, "head_width": 16}
-OWN = {"qk_norm": True, "scale_heads": True}  # open_clip's own attention instead of torch's
-TOWERS: dict[str, tuple[dict[str, Any] | None, dict[str, Any]]] = {
-    "plain": (VIT, {}),
-    "own attention": (VIT | OWN | {"scale_attn_inner": True}, OWN),
-    "class token at the end": (VIT, {"embed_cls": True}),  # a mask per head
-    "attentional pooler": (VIT | {"attentional_pool": True, "attn_pooler_heads": 2}, {}),  # keys of another width
-    "convolutions and BERT": (LITE, BERT),
-    "timm": ({"timm_model_name": "test_vit2", "timm_pool": "avg", "timm_proj": "linear", "image_size": 64}, {}),
-    "OpenAI's ResNet": (RESNET, {}),
-}
-PLAIN = {"trainable": ["*"], "freeze": FreezeConfig()}
-
-
-def inputs(model: DualEncoder) -> tuple[Tensor, Tensor]:
-    size = model.spec["preprocess_cfg"]["size"]
-    pixels = torch.randn(2, 3, size, size, generator=torch.Generator().manual_seed(1))
-    ids = torch.tensor([[320, 736, 2840, 49407, 0, 0], [1237, 3255, 682, 1601, 525, 49407]])
-    return pixels, ids % model.clip.vocab_size
-
-
-def features(model: DualEncoder) -> tuple[Tensor, Tensor]:
-    with torch.no_grad():
-        found = model.eval()(*inputs(model))
-    assert found.image_features is not None
-    assert found.text_features is not None
-    return found.image_features, found.text_features
-
-
-def move(model: DualEncoder, size: float = 0.1) -> None:
-    """What training would do: every trainable parameter somewhere else."""
-    generator = torch.Generator().manual_seed(2)
-    with torch.no_grad():
-        for parameter in model.clip.parameters():
-            if parameter.requires_grad:
-                parameter.add_(size * torch.randn(parameter.shape, generator=generator))
-
-
-@cache
-def _built(towers: str) -> DualEncoder:
-    vision, text = TOWERS[towers]
-    with tempfile.TemporaryDirectory() as folder:
-        return tiny_clip(Path(folder), vision, **text)
-
-
-def backbone(towers: str = "plain") -> DualEncoder:
-    """A model without adapters, always with the same weights."""
-    return copy.deepcopy(_built(towers))
-
-
-def adapted(kind: str = "lora", towers: str = "plain", **options: Any) -> DualEncoder:
-    model = backbone(towers)
-    torch.manual_seed(3)
-    adapt(model, AdapterConfig(name=kind, r=4, alpha=6, **options), **PLAIN)
-    return model
-
-
-def trains(model: DualEncoder) -> set[str]:
-    return {name for name, parameter in model.clip.named_parameters() if parameter.requires_grad}
+from tests.model.adapting import PLAIN, TOWERS, adapted, backbone, features, inputs, move, trains
 
 
 def anatomy(model: DualEncoder) -> list[Any]:
@@ -301,92 +234,3 @@ def test_a_row_of_zeros_has_no_direction():
         model.clip.get_parameter("text.transformer.resblocks.0.attn.in_proj_weight")[3] = 0
     with pytest.raises(ValueError, match=r"text.transformer.resblocks.0.attn.q_proj has a row of zeros.*use lora"):
         adapt(model, AdapterConfig(name="dora"), **PLAIN)
-
-
-# recipes --------------------------------------------------------------------------------------------------------------
-
-
-def test_a_word_in_a_recipe():
-    assert load_recipe("default").adapters == AdapterConfig(name="none")
-    assert load_recipe("default", ["adapters=lora"]).adapters == AdapterConfig(name="lora", r=16, alpha=16)
-    assert load_recipe("lora", ["adapters.r=8", "adapters=dora"]).adapters.name == "dora"
-    dora = load_recipe("dora", ["adapters.r=8", "adapters.targets=[mlp]"])
-    assert dora.adapters == AdapterConfig(name="dora", r=8, targets=["mlp"])
-    assert load_recipe("dora", ["adapters=none"]).adapters.name == "none"
-    assert load_recipe("lora").objective == load_recipe("default").objective
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("adapters=lorra", r"'adapters.name': Input should be 'none', 'lora' or 'dora'"),
-        ("adapters.alpa=3", r"unknown key 'adapters.alpa'; did you mean 'alpha'\?"),
-        ("adapters.r=0", r"'adapters.r': Input should be greater than 0"),
-        ("adapters.targets=[]", r"'adapters.targets': List should have at least 1 item"),
-    ],
-)
-def test_what_a_recipe_gets_wrong_is_said(override, message):
-    with pytest.raises(ValueError, match=message):
-        load_recipe("lora", [override])
-
-
-# files ----------------------------------------------------------------------------------------------------------------
-
-
-def write(model: DualEncoder, folder: Path) -> Path:
-    """As a checkpoint writes them."""
-    from safetensors.torch import save_file
-
-    trained = {name: p.detach().clone() for name, p in model.clip.named_parameters() if p.requires_grad}
-    files = adapter_files(model, {**trained, "framework.scale": torch.ones(1)})
-    folder.mkdir()
-    for name, tensors in files.tensors.items():
-        save_file(tensors, folder / name)
-    for name, content in files.json.items():
-        write_json(folder / name, content)
-    return folder
-
-
-@pytest.mark.parametrize(("kind", "towers"), [("lora", "plain"), ("dora", "plain"), ("dora", "convolutions and BERT")])
-def test_saved_adapters_go_onto_the_backbone_again(kind, towers, tmp_path):
-    model = adapted(kind, towers, targets=["attention", "text.*dense"] if "BERT" in towers else ["attention"])
-    move(model)
-    folder = write(model, tmp_path / "adapter")
-    again = backbone(towers)
-    load_adapter(again, folder)
-    for one, two in zip(features(again), features(model), strict=True):
-        torch.testing.assert_close(one, two, atol=0, rtol=0)
-    assert trains(again) == trains(model)
-    assert torch.equal(again.logit_scale(), model.logit_scale())
-    merge_adapters(again)
-    for name, tensor in model.encoder_state().items():
-        assert torch.equal(again.encoder_state()[name], tensor), name
-
-
-def test_peft_itself_loads_the_files(tmp_path):
-    from peft import PeftModel
-
-    model = adapted("dora")
-    move(model)
-    theirs = backbone()
-    split_attentions(theirs.clip)
-    theirs.clip = PeftModel.from_pretrained(theirs.clip, str(write(model, tmp_path / "adapter"))).base_model.model
-    for one, two in zip(features(theirs), features(model), strict=True):
-        torch.testing.assert_close(one, two, atol=0, rtol=0)
-
-
-def test_adapters_are_refused_by_another_backbone(tmp_path):
-    model = adapted()
-    folder = write(model, tmp_path / "adapter")
-    with pytest.raises(ValueError, match="the model has adapters already"):
-        load_adapter(model, folder)
-    other = backbone()
-    with torch.no_grad():
-        other.clip.get_parameter("text.ln_final.bias")[0] += 1e-6
-    with pytest.raises(ValueError, match=r"was trained on other weights than this model's: build it as the run's"):
-        load_adapter(other, folder)
-    with pytest.raises(ValueError, match=r"is of another model: this one has no layer visual.transformer"):
-        load_adapter(backbone("convolutions and BERT"), folder)
-    shutil.copytree(folder, tmp_path / "half", ignore=lambda *_: ["beside.safetensors"])
-    with pytest.raises(FileNotFoundError, match=r"half holds no adapters: beside.safetensors missing"):
-        load_adapter(backbone(), tmp_path / "half")
