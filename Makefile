@@ -38,7 +38,7 @@ shards: setup  ## Shards of a data set: make shards DATASET=dci [SOURCE=...] [IM
 	$(BIN)/pipeline shards write '$(DATASET)' $(if $(SOURCE),--source '$(SOURCE)') $(if $(IMAGES),--images '$(IMAGES)') $(if $(OUT),--out '$(OUT)') $(if $(ALLOW_MISSING),--allow-missing '$(ALLOW_MISSING)') $(if $(WORKERS),--workers '$(WORKERS)') $(if $(PART),--part '$(PART)') $(foreach o,$(OPTIONS),--option '$(o)')
 
 test: setup  ## The tests
-	$(BIN)/python -m pytest -m 'not gpu and not long'
+	$(BIN)/python -m pytest -m 'not gpu and not long' --durations=15
 
 test-long: setup  ## Soak tests and kill sweeps
 	$(BIN)/python -m pytest -m long
@@ -51,12 +51,9 @@ bench: setup  ## Speed and memory side by side with the peer, as ratios (minutes
 	$(BIN)/python -m tests.bench.token
 	$(BIN)/python -m tests.bench.shards
 	$(BIN)/python -m tests.bench.loader
-<<<<<<< HEAD
 	$(BIN)/python -m tests.bench.frameworks
-=======
 	$(BIN)/python -m tests.bench.train_step
 	$(BIN)/python -m tests.bench.startup
->>>>>>> main
 
 lint: setup  ## Ruff and mypy
 	$(BIN)/ruff check .

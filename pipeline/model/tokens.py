@@ -104,7 +104,7 @@ def check_tokens(clip: Any) -> None:
 def _refusal(kind: str, tower: Any, reason: str) -> str:
     return (
         f"the {kind} tower {type(tower).__name__} gives no features per token ({reason}): "
-        "set token.weight to 0, or train a model whose towers do"
+        "train a model whose towers do, or without what needs them (token.weight, framework)"
     )
 
 
