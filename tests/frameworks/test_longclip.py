@@ -104,10 +104,10 @@ def test_texts_of_two_lengths_go_through_the_tower_together() -> None:
 
 def test_without_its_short_branch_it_is_plain_fine_tuning(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
     options = {"name": "longclip", "short_weight": 0.0}
-    for number, sections in enumerate([{}, {"framework": options}]):
+    for name, sections in (("plain", {}), ("long", {"framework": options})):
         recipe = write_recipe(tmp_path, tiny_set, **sections, schedule={"epochs": 1})
-        ranks(2).run(train_on_rank, "zero2", str(recipe), [f"run.name={number}"])
-    assert losses_of(tmp_path / "runs" / "0") == losses_of(tmp_path / "runs" / "1")
+        ranks(2).run(train_on_rank, "zero2", str(recipe), [f"run.name={name}"])
+    assert losses_of(tmp_path / "runs" / "plain") == losses_of(tmp_path / "runs" / "long")
 
 
 def test_the_loss_of_a_run_is_the_sum_of_both_terms(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
