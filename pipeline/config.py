@@ -17,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from yaml import MarkedYAMLError, YAMLError
 
-from pipeline.sections import AdapterConfig, DataConfig, ModelConfig, Section
+from pipeline.sections import AdapterConfig, DataConfig, ModelConfig, Section, Word
 from pipeline.training_sections import (
     BatchConfig,
     CheckpointConfig,
@@ -34,8 +34,8 @@ DEFAULT_RECIPE = "default"
 PLAIN = "plain"  # fine-tuning without a framework
 
 
-class ObjectiveConfig(BaseModel):
-    """The contrastive objective: its name, and the parameters that this objective takes."""
+class _Chosen(Word):
+    """One of several, by name, each of which takes parameters of its own."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
     name: str
@@ -44,10 +44,9 @@ class ObjectiveConfig(BaseModel):
         """The parameters beside the name, as the recipe states them."""
         return dict(self.model_extra or {})
 
-    @model_validator(mode="before")
-    @classmethod
-    def _a_word(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
+
+class ObjectiveConfig(_Chosen):
+    """The contrastive objective: its name, and the parameters that this objective takes."""
 
     @model_validator(mode="after")
     def _known(self) -> ObjectiveConfig:
@@ -60,30 +59,20 @@ class ObjectiveConfig(BaseModel):
         return self
 
 
-class FrameworkConfig(BaseModel):
+class FrameworkConfig(_Chosen):
     """The framework: its name (`plain` is none), and the options that this framework takes."""
 
-    model_config = ConfigDict(extra="allow", frozen=True)
     name: str = PLAIN
-
-    def options(self) -> dict[str, Any]:
-        """The options beside the name, as the recipe states them."""
-        return dict(self.model_extra or {})
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_word(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
     @model_validator(mode="after")
     def _known(self) -> FrameworkConfig:
         if self.name == PLAIN:
-            if self.options():
+            if self.params():
                 raise ValueError(f"framework '{PLAIN}' has no options")
             return self
         from pipeline.frameworks import config_of
 
-        config_of(self.name, self.options())
+        config_of(self.name, self.params())
         return self
 
 

@@ -13,6 +13,15 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
+class Word(BaseModel):
+    """A section with a `name`, for which the name alone may stand: `objective: hn` is `objective: {name: hn}`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _a_word(cls, value: Any) -> Any:
+        return {"name": value} if isinstance(value, str) else value
+
+
 class CaptionConfig(Section):
     """What of a caption a training pair gets, drawn anew every epoch by (seed, epoch, id).
 
@@ -65,11 +74,8 @@ class FreezeConfig(Section):
     text: Literal["none", "all"] | NonNegativeInt = "none"
 
 
-class AdapterConfig(Section):
-    """Low-rank adapters (LoRA, DoRA) that train in place of the layers they stand on, and are merged when saved.
-
-    `adapters: lora` is short for `adapters: {name: lora}`.
-    """
+class AdapterConfig(Word, Section):
+    """Low-rank adapters (LoRA, DoRA) that train in place of the layers they stand on, and are merged when saved."""
 
     name: Literal["none", "lora", "dora"] = "none"
     r: PositiveInt = Field(16, description="rank of the update of a layer")
@@ -78,11 +84,6 @@ class AdapterConfig(Section):
     targets: list[str] = Field(
         ["attention"], min_length=1, description="attention (q, k, v, out), mlp, or shell patterns of layer names"
     )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_word(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class ModelConfig(Section):

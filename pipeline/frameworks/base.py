@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any, ClassVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from pipeline.data.views import Views
 from pipeline.model import DualEncoder, Features
+from pipeline.objective.exchange import Exchange
 from pipeline.preprocess import Preprocess
 from pipeline.sections import Section
 
@@ -71,12 +71,11 @@ class Framework(nn.Module):
             return "no parameters beside the encoders'"
         return f"{sum(counts.values()):,} parameters that only training has: {', '.join(counts)}"
 
-    def set_progress(self, progress: float, epoch: float) -> None:
+    def set_progress(self, progress: float) -> None:
         """Called before every optimizer step.
 
         Args:
             progress: steps done, as a share of the run in [0, 1].
-            epoch: epochs done, with the share of the present one.
         """
 
 
@@ -91,12 +90,9 @@ def mean_over_ranks(values: Tensor, mask: Tensor | None = None) -> Tensor:
         mask: bool [n].
     """
     mask = torch.ones_like(values, dtype=torch.bool) if mask is None else mask
+    exchange = Exchange()
     own = torch.where(mask, values, 0.0).float().sum()
-    if not dist.is_initialized() or dist.get_world_size() == 1:
-        return own / mask.sum().clamp(min=1)
-    both = torch.stack([own.detach(), mask.sum().float()])
-    dist.all_reduce(both)
-    count = both[1].clamp(min=1)
+    total, count = exchange.total(torch.stack([own.detach(), mask.sum().float()]))
     # The value of all ranks, the gradient of this rank's share.
-    share = own * dist.get_world_size() / count
-    return share + (both[0] / count - share).detach()
+    share = own * exchange.size / count.clamp(min=1)
+    return share + (total / count.clamp(min=1) - share).detach()

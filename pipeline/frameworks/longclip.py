@@ -28,6 +28,7 @@ from pipeline.model import DualEncoder, Features
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.objective import InfoNCELoss
 from pipeline.objective.exchange import Exchange
+from pipeline.objective.gather import gather_summed
 from pipeline.preprocess import Preprocess
 from pipeline.sections import Section
 
@@ -105,26 +106,12 @@ def main_components(features: Tensor, components: int) -> Tensor:
     """
     exchange = Exchange()
     features = features.float()
-    mean: Tensor = _MeanOfAll.apply(features, exchange)
+    everyone = gather_summed(features, exchange, torch.float32)
+    mean = everyone.mean(dim=0, keepdim=True)
     with torch.no_grad():
-        _, _, directions = torch.linalg.svd(exchange.gather(features) - mean, full_matrices=False)
+        _, _, directions = torch.linalg.svd(everyone - mean, full_matrices=False)
     basis = directions[:components]
     return (features - mean) @ basis.T @ basis + mean
-
-
-class _MeanOfAll(torch.autograd.Function):
-    """The mean row [1, D] over all ranks; what comes back is that of the losses of all ranks."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange, ctx.shape = exchange, rows.shape
-        return exchange.total(rows.sum(dim=0, keepdim=True)) / (exchange.size * len(rows))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        exchange: Exchange = ctx.exchange
-        return (exchange.total(gradient) / (exchange.size * ctx.shape[0])).expand(ctx.shape), None
 
 
 def stack_texts(parts: Sequence[Tensor], pad_id: int) -> Tensor:

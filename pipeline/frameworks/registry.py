@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import Any
 
 from pydantic import ValidationError
@@ -13,6 +12,7 @@ from pipeline.frameworks.goal import Goal
 from pipeline.frameworks.longclip import LongClip
 from pipeline.frameworks.structxlip import StructXlip
 from pipeline.model import DualEncoder
+from pipeline.objective.registry import unknown_name
 from pipeline.sections import Section
 
 FRAMEWORKS: dict[str, type[Framework]] = {
@@ -30,11 +30,11 @@ def config_of(name: str, options: dict[str, Any]) -> Section:
         ValueError: no framework has that name, or an option is unknown or of the wrong kind.
     """
     if name not in FRAMEWORKS:
-        raise ValueError(_unknown("framework", name, list(FRAMEWORKS)))
+        raise ValueError(unknown_name("framework", name, list(FRAMEWORKS)))
     kind = FRAMEWORKS[name].Config
     for option in options:
         if option not in kind.model_fields:
-            raise ValueError(_unknown(f"option of the framework {name!r}", option, list(kind.model_fields)))
+            raise ValueError(unknown_name(f"option of the framework {name!r}", option, list(kind.model_fields)))
     try:
         return kind.model_validate(options)
     except ValidationError as error:
@@ -46,8 +46,3 @@ def config_of(name: str, options: dict[str, Any]) -> Section:
 def make_framework(name: str, options: dict[str, Any], model: DualEncoder) -> Framework:
     """A framework on a model; errors as `config_of` and the framework have them."""
     return FRAMEWORKS[name](config_of(name, options), model)
-
-
-def _unknown(kind: str, name: str, known: list[str]) -> str:
-    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)
-    return f"unknown {kind}: {name!r}. " + (f"Nearest: {nearest[0]!r}; all: {', '.join(known)}" if nearest else "")

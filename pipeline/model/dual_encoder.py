@@ -163,11 +163,8 @@ class DualEncoder(nn.Module):
         return self
 
     def named_training(self) -> Iterator[tuple[str, nn.Parameter]]:
-        """What trains: parameters of the encoders under open_clip's names, those of a framework as `framework.NAME`."""
-        framework = () if self.framework is None else self.framework.named_parameters(prefix="framework")
-        for name, parameter in chain(self.clip.named_parameters(), framework):
-            if parameter.requires_grad:
-                yield name, parameter
+        """What trains; see the function of this name."""
+        return named_training(self.clip, self.framework)
 
     def encoder_state(self) -> dict[str, Tensor]:
         """The weights under open_clip's own names and shapes (a scalar `logit_scale`), adapters merged."""
@@ -195,3 +192,9 @@ class DualEncoder(nn.Module):
                 f"first {', '.join(sorted(wrong)[:3])}. Was the checkpoint written by a run of another model?"
             )
         self.clip.load_state_dict(state)
+
+
+def named_training(clip: nn.Module, framework: nn.Module | None) -> Iterator[tuple[str, nn.Parameter]]:
+    """What trains: parameters of the encoders under open_clip's names, those of a framework as `framework.NAME`."""
+    further = () if framework is None else framework.named_parameters(prefix="framework")
+    return ((name, p) for name, p in chain(clip.named_parameters(), further) if p.requires_grad)

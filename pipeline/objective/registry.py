@@ -44,11 +44,11 @@ def make_objective(name: str, **params: Any) -> Objective:
         ValueError: no objective has that name, or it has no such parameter. The message names the nearest.
     """
     if name not in OBJECTIVES:
-        raise ValueError(_unknown("objective", name, list(OBJECTIVES)))
+        raise ValueError(unknown_name("objective", name, list(OBJECTIVES)))
     accepted = parameters(name)
     for param in params:
         if param not in accepted:
-            raise ValueError(_unknown(f"parameter of the objective {name!r}", param, accepted))
+            raise ValueError(unknown_name(f"parameter of the objective {name!r}", param, accepted))
     return OBJECTIVES[name](**params)
 
 
@@ -65,7 +65,8 @@ def parameters(name: str) -> list[str]:
     return list(found)
 
 
-def _unknown(kind: str, name: str, known: list[str]) -> str:
+def unknown_name(kind: str, name: str, known: list[str]) -> str:
+    """What an error says of a word that is not among the known ones."""
     if not known:
         return f"unknown {kind}: {name!r}. It has none"
     nearest = difflib.get_close_matches(name, known, n=1, cutoff=0)

@@ -147,7 +147,7 @@ def _model(recipe: Recipe, ranks: Ranks) -> tuple[DualEncoder, tuple[int, int]]:
     if recipe.model.grad_checkpointing:
         checkpoint_gradients(model.clip)
     if recipe.framework.name != PLAIN:
-        model.framework = make_framework(recipe.framework.name, recipe.framework.options(), model)
+        model.framework = make_framework(recipe.framework.name, recipe.framework.params(), model)
     return model.to(ranks.device), counts
 
 

@@ -214,7 +214,7 @@ class Trainer:
         progress = self.step / self.total_steps
         objective.set_progress(progress)
         if self.stepper.terms.framework is not None:
-            self.stepper.terms.framework.set_progress(progress, progress * self.recipe.schedule.epochs)
+            self.stepper.terms.framework.set_progress(progress)
 
         bad: list[str] = []
 

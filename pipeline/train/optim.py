@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from fnmatch import fnmatchcase
-from itertools import chain
 
 import torch
 from torch import nn
 
+from pipeline.model.dual_encoder import named_training
 from pipeline.model.layers import places
 from pipeline.model.positions import decays
 from pipeline.training_sections import OptimizerConfig, ScheduleConfig
@@ -31,10 +31,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig, framework: nn.Modu
     Raises:
         ValueError: nothing trains, or a pattern matches nothing that trains.
     """
-    further = () if framework is None else framework.named_parameters(prefix="framework")
-    named = [
-        (name, parameter) for name, parameter in chain(model.named_parameters(), further) if parameter.requires_grad
-    ]
+    named = list(named_training(model, framework))
     if not named:
         raise ValueError("no parameter trains; see model.trainable")
     for pattern in config.lr_overrides:

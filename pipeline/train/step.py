@@ -144,25 +144,20 @@ class Stepper:
         # and a micro-batch that is encoded twice draws the same.
         torch.manual_seed(sample_key(f"{self.seed}/{step}/{number}/{self.ranks.rank}"))
         device, dtype = self.ranks.device, next(self.engine.module.parameters()).dtype
+        extras = None if self.terms.framework is None else batch["extras"] or {}
         features: Features = self.engine(
             pixel_values=batch["pixel_values"].to(device, dtype, non_blocking=True),
             input_ids=batch["input_ids"].to(device, non_blocking=True),
             tokens=self.terms.token is not None,
-            extras=self._extras(batch),
+            # Floats in the model's precision; an empty dict is a framework that reads nothing more of a pair.
+            extras=extras
+            and {
+                name: view.to(device, dtype if view.is_floating_point() else None, non_blocking=True)
+                for name, view in extras.items()
+            },
         )
         self.logit_scale = float(features.logit_scale.detach())
         return features
-
-    def _extras(self, batch: Batch) -> dict[str, Tensor] | None:
-        """The views of a framework, floats in the model's precision; empty where it reads none."""
-        if self.terms.framework is None:
-            return None
-        device, dtype = self.ranks.device, next(self.engine.module.parameters()).dtype
-        extras = (batch["extras"] or {}).items()
-        return {
-            name: view.to(device, dtype if view.is_floating_point() else None, non_blocking=True)
-            for name, view in extras
-        }
 
     def _values(self, features: Features, batches: Sequence[Batch], over: Over) -> dict[str, Tensor]:
         keys = torch.cat([batch["key"] for batch in batches]).to(self.ranks.device)

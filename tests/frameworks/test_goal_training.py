@@ -2,38 +2,28 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipeline.runs import Run
-from shards.writer import write_set
+from tests.frameworks.shared import write_regions_set
 from tests.ranks import Ranks
-from tests.train.tiny import losses_of, train_on_rank, write_recipe
+from tests.train.tiny import losses_of, steps_of, train_on_rank, write_recipe
 
 
 def _write_regions(folder: Path, tiny_set: Path, without: int) -> Path:
     """GOAL's training list over pictures of the tiny set; the first of every so many pairs has no segment."""
     folder.mkdir()
-    rows = []
-    for number, line in enumerate((tiny_set.parent / "captions.jsonl").read_text().splitlines()[:32]):
-        row = json.loads(line)
-        caption = f"{row['captions'][0]} It is number {number} of them."
+
+    def describe(number: int, own: str) -> tuple[str, list[dict[str, Any]]]:
+        caption = f"{own} It is number {number} of them."
         box = {"x1": 10 + number, "y1": 5, "x2": 60 + number, "y2": 80, "width": 50, "height": 75}
         segment = {"filename": "crop.png", "caption": caption.split(".")[0], "similarity_score": 20.0}
-        segments = [] if without and number % without == 0 else [{**segment, "bbox_coordinates": box}]
-        rows.append({"original_filename": row["image"], "original_caption": caption, "segment": segments})
-    source = folder / "train.json"
-    source.write_text(json.dumps(rows))
-    write_set("goal-json", source=str(source), images=str(tiny_set.parent / "pictures"), out=str(folder / "set"))
-    return folder / "set"
+        return caption, [] if without and number % without == 0 else [{**segment, "bbox_coordinates": box}]
 
-
-def _terms_of(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
+    return write_regions_set("goal-json", folder, tiny_set, describe)
 
 
 def _recipe(folder: Path, shards: Path) -> str:
@@ -52,7 +42,7 @@ def test_regions_train_alike_on_any_number_of_ranks(ranks: Ranks, tiny_set: Path
     recipe = _recipe(tmp_path, _write_regions(tmp_path / "regions", tiny_set, without=0))
     for world in (1, 2):
         assert ranks(world).run(train_on_rank, "zero2", recipe, [f"run.name=on-{world}"]) == [0] * world
-    one, two = (_terms_of(tmp_path / "runs" / f"on-{world}") for world in (1, 2))
+    one, two = (steps_of(tmp_path / "runs" / f"on-{world}") for world in (1, 2))
     assert len(one) == 4
     assert [step["loss"] for step in two] == pytest.approx([step["loss"] for step in one], abs=1e-4)
     for step in two:
@@ -73,13 +63,13 @@ def test_a_run_with_proposed_boxes_goes_on_bitwise(ranks: Ranks, tiny_set: Path,
     recipe = write_recipe(tmp_path, tiny_set, framework={"name": "goal"}, schedule={"epochs": 2})
     ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=whole", "checkpoint.keep=9"])
     run = Run(tmp_path / "runs" / "whole")
-    steps = _terms_of(run.path)
+    steps = steps_of(run.path)
     assert steps[-1]["patch"] < steps[0]["patch"]
     middle, last = run.checkpoints()
     assert middle.step == 4
     ranks(2).run(train_on_rank, "zero2", str(recipe), [], str(middle.path))
     assert run.checkpoints()[-1] != last
-    assert _terms_of(run.path)[-1]["segment"] == steps[-1]["segment"]
+    assert steps_of(run.path)[-1]["segment"] == steps[-1]["segment"]
     assert losses_of(run.path) == [step["loss"] for step in steps]
 
 

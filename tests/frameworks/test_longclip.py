@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from pathlib import Path
 
@@ -15,9 +14,8 @@ from PIL import Image
 from pipeline.frameworks import make_framework
 from pipeline.frameworks.longclip import FirstSentence, main_components, stack_texts
 from pipeline.model import Features
-from pipeline.runs import Run
 from tests.ranks import Ranks
-from tests.train.tiny import losses_of, train_on_rank, write_recipe
+from tests.train.tiny import losses_of, steps_of, train_on_rank, write_recipe
 
 
 def _rows(n: int, dim: int, seed: int) -> torch.Tensor:
@@ -113,7 +111,5 @@ def test_without_its_short_branch_it_is_plain_fine_tuning(ranks: Ranks, tiny_set
 def test_the_loss_of_a_run_is_the_sum_of_both_terms(ranks: Ranks, tiny_set: Path, tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, tiny_set, framework={"name": "longclip", "components": 4}, schedule={"epochs": 1})
     ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=whole"])
-    run = Run(tmp_path / "runs" / "whole")
-    lines = [json.loads(line) for line in (run.path / "metrics.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if "loss" in line]
+    steps = steps_of(tmp_path / "runs" / "whole")
     assert steps[0]["loss"] == pytest.approx(steps[0]["objective"] + steps[0]["short"], rel=1e-6)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 from pathlib import Path
@@ -20,12 +19,11 @@ from pipeline.frameworks import make_framework
 from pipeline.frameworks.structxlip import StructXlip
 from pipeline.frameworks.structxlip.losses import span_features
 from pipeline.model import DualEncoder, Features
-from pipeline.model.factory import build_from_spec
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.runs import Run
-from shards.writer import write_set
+from tests.frameworks.shared import distinct_model, write_regions_set
 from tests.ranks import Ranks
-from tests.train.tiny import MODEL, losses_of, train_on_rank, write_recipe
+from tests.train.tiny import losses_of, steps_of, train_on_rank, write_recipe
 
 PAIRS, CROPS, SPANS, DIM, SCALE = 4, 2, 3, 3, 5.0
 SHAPES = {
@@ -94,18 +92,8 @@ def _weighted(own: Own) -> float:
     return 0.5 * _structure(own) + 0.05 * _consistency(own) + 0.1 * _local(own)
 
 
-def _model() -> DualEncoder:
-    """Its weights are always the same, and large enough that features differ."""
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        model = build_from_spec(MODEL)
-        torch.nn.init.normal_(model.clip.text.token_embedding.weight)  # type: ignore[union-attr,arg-type]
-        torch.nn.init.normal_(model.clip.text.positional_embedding)  # type: ignore[union-attr,arg-type]
-    return model
-
-
 def _structxlip(**options: Any) -> tuple[DualEncoder, StructXlip]:
-    model = _model()
+    model = distinct_model()
     model.framework = make_framework("structxlip", options, model)
     assert isinstance(model.framework, StructXlip)
     return model, model.framework
@@ -187,7 +175,7 @@ def test_weights_fall_by_a_cosine_between_two_shares_of_the_run() -> None:
     _, framework = _structxlip()
     found = {}
     for tenths in range(11):
-        framework.set_progress(tenths / 10, float(tenths))
+        framework.set_progress(tenths / 10)
         found[tenths] = framework.weights()
     assert found[0] == found[1] == {"structure": 0.5, "consistency": 0.05, "local": 0.1}
     for tenths in range(1, 9):  # the paper's ten epochs
@@ -197,7 +185,7 @@ def test_weights_fall_by_a_cosine_between_two_shares_of_the_run() -> None:
         assert found[tenths] == pytest.approx({name: shares[name] * expected[name] for name in shares})
     assert found[9] == found[10] == pytest.approx({"structure": 0.35, "consistency": 0.025, "local": 0.04})
     _, at_once = _structxlip(decay=[0.5, 0.5])
-    at_once.set_progress(0.51, 0.0)
+    at_once.set_progress(0.51)
     assert at_once.weights() == pytest.approx(found[10])
 
 
@@ -327,7 +315,7 @@ def test_options_that_make_no_sense() -> None:
         ({"structure_weight": 0, "consistency_weight": 0, "local_weight": 0}, "all weights are 0"),
     ):
         with pytest.raises(ValueError, match=why):
-            make_framework("structxlip", wrong, _model())
+            make_framework("structxlip", wrong, distinct_model())
 
 
 # --- training
@@ -336,24 +324,14 @@ def test_options_that_make_no_sense() -> None:
 @pytest.fixture(scope="module")
 def regions_set(tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A list of StructXLIP's over the tiny set's pictures: none to three segments a pair."""
-    folder = tmp_path_factory.mktemp("regions")
-    rows = []
-    for number, line in enumerate((tiny_set.parent / "captions.jsonl").read_text().splitlines()[:32]):
-        row = json.loads(line)
-        caption = f"A red drawing, {row['captions'][0]} It is number {number} of them."
+
+    def describe(number: int, caption: str) -> tuple[str, list[dict[str, Any]]]:
         box = {"x1": 10 + number, "y1": 5, "x2": 60 + number, "y2": 80}
         segment = {"filename": "crop.png", "caption": "a part", "bbox_coordinates": box}
         segments = [{**segment, "similarity_score": k} for k in range(number % 4)]
-        rows.append({"original_filename": row["image"], "original_caption": caption, "segment": segments})
-    source = folder / "train.json"
-    source.write_text(json.dumps(rows))
-    write_set("structxlip-json", source=str(source), images=str(tiny_set.parent / "pictures"), out=str(folder / "set"))
-    return folder / "set"
+        return f"A red drawing, {caption} It is number {number} of them.", segments
 
-
-def _steps(run: Path) -> list[dict[str, float]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
+    return write_regions_set("structxlip-json", tmp_path_factory.mktemp("regions"), tiny_set, describe)
 
 
 def test_runs_on_any_ranks_and_stage(ranks: Ranks, regions_set: Path, tmp_path: Path) -> None:
@@ -373,7 +351,7 @@ def test_runs_on_any_ranks_and_stage(ranks: Ranks, regions_set: Path, tmp_path: 
     assert len(found["one"]) == 4
     assert found["two"] == pytest.approx(found["one"], abs=2e-4)
     assert found["parts"] == pytest.approx(found["two"], abs=1e-5)
-    for number, step in enumerate(_steps(tmp_path / "runs" / "two")):
+    for number, step in enumerate(steps_of(tmp_path / "runs" / "two")):
         fallen = min(max((number / 4 - 0.1) / 0.7, 0), 1)
         cosine = (1 + math.cos(math.pi * fallen)) / 2
         own = 0.5 * cosine * step["structure"] + 0.05 * (0.5 + 0.5 * cosine) * step["consistency"]
@@ -385,7 +363,7 @@ def test_a_run_learns_its_terms_and_goes_on_bitwise(ranks: Ranks, tiny_set: Path
     recipe = write_recipe(tmp_path, tiny_set, framework={"name": "structxlip"}, schedule={"epochs": 2})
     ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=whole", "checkpoint.keep=9"])
     run = Run(tmp_path / "runs" / "whole")
-    steps = _steps(run.path)
+    steps = steps_of(run.path)
     assert steps[-1]["consistency"] < steps[0]["consistency"]
     assert steps[-1]["structure"] < steps[0]["structure"]
     middle, last = run.checkpoints()
@@ -394,6 +372,6 @@ def test_a_run_learns_its_terms_and_goes_on_bitwise(ranks: Ranks, tiny_set: Path
     newest = run.latest()
     assert newest is not None
     assert newest.path != last.path
-    again = _steps(run.path)
+    again = steps_of(run.path)
     assert len(again) == len(steps) == 8
     assert [step["loss"] for step in again] == [step["loss"] for step in steps]

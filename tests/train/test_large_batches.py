@@ -11,7 +11,7 @@ import pytest
 from pipeline.config import load_recipe
 from pipeline.training_sections import BatchConfig, TokenConfig
 from tests.ranks import Ranks
-from tests.train.tiny import train_on_rank, write_recipe, write_zero_config
+from tests.train.tiny import steps_of, train_on_rank, write_recipe, write_zero_config
 
 LARGE = {"size": 32, "accumulate": 2}
 
@@ -44,18 +44,13 @@ def test_what_a_recipe_cannot_say(override: str, message: str) -> None:
         load_recipe("hn", [override])
 
 
-def _steps(run: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line for line in lines if "loss" in line]
-
-
 @pytest.fixture(scope="module")
 def large(ranks: Ranks, tiny_set: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """Steps of a run without accumulation: every loss sees 32 pairs."""
     folder = tmp_path_factory.mktemp("large")
     recipe = write_recipe(folder, tiny_set, batch={"size": 32}, token={"weight": 0.5})
     ranks(2).run(train_on_rank, "zero2", str(recipe), ["run.name=a"])
-    return _steps(folder / "runs" / "a")
+    return steps_of(folder / "runs" / "a")
 
 
 @pytest.mark.parametrize("stage", [0, 3])
@@ -66,7 +61,7 @@ def test_a_cached_run_has_the_losses_of_the_large_batch(
     token = {"weight": 0.5, "scope": "global"}
     recipe = write_recipe(tmp_path, tiny_set, batch={**LARGE, "negatives": "global"}, token=token)
     ranks(2).run(train_on_rank, f"zero{stage}", str(recipe), ["run.name=a"])
-    steps = _steps(tmp_path / "runs" / "a")
+    steps = steps_of(tmp_path / "runs" / "a")
     assert len(steps) == 4
     for name in ("loss", "objective", "token", *(["grad_norm"] if stage else [])):  # DeepSpeed gives none at stage 0
         assert [s[name] for s in steps] == pytest.approx([s[name] for s in large], rel=1e-3), name
@@ -120,5 +115,5 @@ def test_towers_of_other_libraries_give_tokens_when_their_parameters_are_scatter
         scattered = {**zero, "stage3_param_persistence_threshold": 0} if stage == 3 else zero
         config = write_zero_config(tmp_path, stage, zero_optimization=scattered)
         ranks(2).run(train_on_rank, str(config), str(recipe), [f"run.name=zero{stage}"])
-        losses.append([step["loss"] for step in _steps(tmp_path / "runs" / f"zero{stage}")])
+        losses.append([step["loss"] for step in steps_of(tmp_path / "runs" / f"zero{stage}")])
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)

@@ -106,8 +106,13 @@ def train_recording(
 
 def losses_of(run: Path) -> list[float]:
     """The loss of every logged step of a run."""
+    return [line["loss"] for line in steps_of(run)]
+
+
+def steps_of(run: Path) -> list[dict[str, Any]]:
+    """What a run has logged of its steps."""
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [line["loss"] for line in lines if "loss" in line]
+    return [line for line in lines if "loss" in line]
 
 
 def train_and_hear(config: str, recipe: str, overrides: list[str]) -> tuple[int | str, list[str]]:

@@ -205,7 +205,7 @@ class StructXlip(Framework):
             weights["local"] = config.local_weight * self._share_left(config.local_floor)
         return weights
 
-    def set_progress(self, progress: float, epoch: float) -> None:
+    def set_progress(self, progress: float) -> None:
         """See `Framework.set_progress`."""
         self.progress = progress
 

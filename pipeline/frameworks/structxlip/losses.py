@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from torch.nn import functional as F
 from pipeline.frameworks.base import mean_over_ranks
 from pipeline.objective import InfoNCELoss
 from pipeline.objective.exchange import Exchange
+from pipeline.objective.gather import gather_summed
 
 _NO_LOGIT = -1e9  # of what a softmax leaves out; minus infinity has no gradient
 _FAR = 200.0  # a logit: exp of minus this is 0 in float32
@@ -69,7 +69,7 @@ def local_loss(spans: Tensor, crops: Tensor, has_span: Tensor, has_crop: Tensor,
     """
     exchange = Exchange()
     spans, crops = spans.float(), crops.float()
-    others: Tensor = _Gathered.apply(crops.flatten(0, 1), exchange)
+    others = gather_summed(crops.flatten(0, 1), exchange, torch.float32)
     there = exchange.gather(has_crop.flatten().long()) > 0
     owner = exchange.gather(ids.repeat_interleave(crops.shape[1]))
     negative = there & (owner != ids[:, None])  # [B, W B K]
@@ -77,18 +77,3 @@ def local_loss(spans: Tensor, crops: Tensor, has_span: Tensor, has_crop: Tensor,
     other = (scale * spans @ others.T).masked_fill(~negative[:, None], _NO_LOGIT)
     losses = torch.cat([own, other], dim=-1).logsumexp(-1) - own.logsumexp(-1)
     return mean_over_ranks(losses.flatten(), (has_span & has_crop.any(1, keepdim=True)).flatten())
-
-
-class _Gathered(torch.autograd.Function):
-    """The rows of all ranks; what comes back are the gradients of the losses of all ranks, for this rank's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, rows: Tensor, exchange: Exchange) -> Tensor:
-        ctx.exchange = exchange
-        return exchange.gather(rows)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        (gradient,) = gradients
-        exchange: Exchange = ctx.exchange
-        return exchange.scatter_total(gradient), None
