@@ -7,6 +7,7 @@ validation by the models below. An unknown key is an error that names the neares
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import resources
 from pathlib import Path
@@ -17,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from yaml import MarkedYAMLError, YAMLError
 
-from pipeline.sections import AdapterConfig, DataConfig, ModelConfig, Section, Word
+from pipeline.sections import AdapterConfig, DataConfig, ModelConfig, Section
 from pipeline.training_sections import (
     BatchConfig,
     CheckpointConfig,
@@ -32,9 +33,11 @@ from pipeline.training_sections import (
 
 DEFAULT_RECIPE = "default"
 PLAIN = "plain"  # fine-tuning without a framework
+_WORDS = ("objective", "framework", "adapters")  # sections for which their `name` alone may stand
+_WORD = re.compile(rf"^({'|'.join(_WORDS)})=(?=\w)")
 
 
-class _Chosen(Word):
+class _Chosen(BaseModel):
     """One of several, by name, each of which takes parameters of its own."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
@@ -168,8 +171,10 @@ def _overridden(read: Callable[[], Any], overrides: Sequence[str], name: str) ->
     for item in overrides:
         if "=" not in item:
             raise ValueError(f"--set takes key=value, not '{item}'")
+    # As whole entries: `framework=goal` would be lost to a `framework.patch_weight=0.1` beside it.
+    entries = [_WORD.sub(r"\1.name=", item) for item in overrides]
     try:
-        merged = _merge_over(read(), OmegaConf.from_dotlist(list(overrides)))
+        merged = _merge_over(read(), OmegaConf.from_dotlist(entries))
         values = OmegaConf.to_container(merged, resolve=True)
     except (OmegaConfBaseException, YAMLError) as error:
         raise ValueError(f"recipe '{name}': {_in_one_line(error)}") from error
@@ -205,7 +210,7 @@ def _read_with_parents(path: Path, children: tuple[Path, ...]) -> Any:
 
 def _merge_over(base: Any, values: Any) -> Any:
     """`values` over `base`. Another objective or framework takes other parameters, so it does not inherit them."""
-    for section in ("objective", "framework", "adapters"):
+    for section in _WORDS:
         for part in (base, values):
             word = OmegaConf.select(part, section)
             if isinstance(word, str):  # `objective: hn` is short for `objective: {name: hn}`

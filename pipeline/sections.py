@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
@@ -11,15 +11,6 @@ class Section(BaseModel):
     """A part of a recipe: unknown keys are refused, values do not change once read."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class Word(BaseModel):
-    """A section with a `name`, for which the name alone may stand: `objective: hn` is `objective: {name: hn}`."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _a_word(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
 
 
 class CaptionConfig(Section):
@@ -74,7 +65,7 @@ class FreezeConfig(Section):
     text: Literal["none", "all"] | NonNegativeInt = "none"
 
 
-class AdapterConfig(Word, Section):
+class AdapterConfig(Section):
     """Low-rank adapters (LoRA, DoRA) that train in place of the layers they stand on, and are merged when saved."""
 
     name: Literal["none", "lora", "dora"] = "none"

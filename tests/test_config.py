@@ -51,6 +51,22 @@ def test_dotted_overrides_replace_single_values():
     assert recipe.schedule == plain.schedule
 
 
+def test_a_word_stands_for_a_section_with_that_name(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: hn\nobjective: infonce\nframework: goal\nadapters: lora\n")
+    found = load_recipe(str(file))
+    assert (found.objective.name, found.objective.params()) == ("infonce", {}), "hn's gamma is not inherited"
+    assert (found.framework.name, found.adapters.name, found.adapters.r) == ("goal", "lora", 16)
+    words = ["objective=hn", "objective.gamma=0.25", "framework.patch_weight=0.1", "framework=goal", "adapters.r=4"]
+    found = load_recipe("infonce", [*words, "adapters=dora"])
+    assert found.objective.params() == {"gamma": 0.25}
+    assert (found.framework.name, found.framework.params()) == ("goal", {"patch_weight": 0.1})
+    assert (found.adapters.name, found.adapters.r) == ("dora", 4)
+    assert load_recipe(str(file), ["framework=plain"]).framework.params() == {}
+    with pytest.raises(ValueError, match="framework 'plain' has no options"):
+        load_recipe("hn", ["framework.patch_weight=0.1"])
+
+
 def test_a_list_override_replaces_the_list():
     assert load_recipe("align", ["model.trainable=[logit_scale]"]).model.trainable == ["logit_scale"]
 
