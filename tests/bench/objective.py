@@ -7,7 +7,6 @@ is then compared with our own InfoNCE. A ratio below 1 means that ours is faster
 from __future__ import annotations
 
 import argparse
-import resource
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from torch.nn.functional import normalize
 from pipeline.objective import HNClipLoss, InfoNCELoss
 from tests.bench.measure import SentElements, machine, paired, peak_bytes, spread
 from tests.ranks import Pool
+from tests.resident import peak_resident_bytes
 
 WIDTH = 768
 HUGE = 131072
@@ -113,8 +113,7 @@ def huge() -> None:
 def huge_step(num_pairs: int) -> None:
     """What the process of `huge` does; prints its largest resident memory in bytes."""
     step(HNClipLoss(), features(num_pairs))()
-    unit = 1 if sys.platform == "darwin" else 1024
-    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+    print(peak_resident_bytes())
 
 
 def report(what: str, values: str, ratio: str, target: str = "") -> None:

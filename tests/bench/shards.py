@@ -113,15 +113,16 @@ def stages(tar: Path, repeats: int) -> dict[str, float]:
 
 
 CHILD = """
-import resource, sys
+import sys
 from shards.writer import write_set
+from tests.resident import peak_resident_bytes
 write_set("webdataset", source=sys.argv[1], out=sys.argv[2], check="header")
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+print(peak_resident_bytes() / 1e6)
 """
 
 
 def peak_mb(tar: Path, out: Path) -> float:
-    """Peak resident memory of a process that writes a tar and has imported nothing else."""
+    """Peak resident memory of a process that writes a tar and has imported nothing else, in MB."""
     command = [sys.executable, "-c", CHILD, str(tar), str(out)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout.split()[-1])
 
